@@ -1,0 +1,55 @@
+"""Export any PyTorch model to ONNX with every node mapped to the nn.Module that made it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from modelexport.errors import ModelExportError
+
+if TYPE_CHECKING:
+    from modelexport.attribution.strategies import ExportStrategy, Strategy, register_strategy
+    from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
+    from modelexport.pipeline import HierarchyExporter as UnifiedExporter
+    from modelexport.report import ExportReport
+    from modelexport.tagged.model import TaggedModel, load
+    from modelexport.tagged.strip import strip
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ExportStrategy": ("modelexport.attribution.strategies", "ExportStrategy"),
+    "Strategy": ("modelexport.attribution.strategies", "Strategy"),
+    "register_strategy": ("modelexport.attribution.strategies", "register_strategy"),
+    "HierarchyExporter": ("modelexport.pipeline", "HierarchyExporter"),
+    "UnifiedExporter": ("modelexport.pipeline", "HierarchyExporter"),
+    "export_model": ("modelexport.pipeline", "export_model"),
+    "recommend_strategy": ("modelexport.pipeline", "recommend_strategy"),
+    "ExportReport": ("modelexport.report", "ExportReport"),
+    "TaggedModel": ("modelexport.tagged.model", "TaggedModel"),
+    "load": ("modelexport.tagged.model", "load"),
+    "strip": ("modelexport.tagged.strip", "strip"),
+}
+
+__all__ = [
+    "ExportReport",
+    "ExportStrategy",
+    "HierarchyExporter",
+    "ModelExportError",
+    "Strategy",
+    "TaggedModel",
+    "UnifiedExporter",
+    "export_model",
+    "load",
+    "recommend_strategy",
+    "register_strategy",
+    "strip",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home on first use, so that importing the package stays light."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'modelexport' has no attribute {name!r}")
+    home, attribute = _HOMES[name]
+    return getattr(importlib.import_module(home), attribute)

@@ -1,0 +1,100 @@
+"""Parameter evidence: a node that reads a weight belongs to the module that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from modelexport.attribution.evidence import Facts
+from modelexport.baseline.trace import Site
+from modelexport.hierarchy.tree import is_within
+
+
+def by_parameter(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
+    """The module whose weights a node reads beside an activation.
+
+    Exporters merge equal weights, so the name of a weight may be that of another module's. The
+    modules that lost such a weight are candidates too, and the one nearest to the node's
+    neighbours is taken; where that does not decide, there is no answer. Nodes that read weights
+    alone prepare them for others, and say nothing about who needs them.
+    """
+    weights = set(facts.graph.initializers)
+    derived = _weight_derived(facts, weights)
+    lost = _lost_tensors(facts, weights)
+    votes: dict[int, list[set[str]]] = {}
+    for index, node in enumerate(facts.graph.nodes):
+        if index not in settled and any(name not in derived for name in node.inputs):
+            candidates = [_candidates(facts, name, lost) for name in node.inputs if name in weights]
+            candidates = [choice for choice in candidates if choice]
+            if candidates:
+                votes[index] = candidates
+    found = {index: Site(path) for index, path in _unanimous(votes)}
+    for index, candidates in votes.items():
+        if index not in found:
+            path = _nearest(facts, index, set.union(*candidates), {**settled, **found})
+            if path is not None:
+                found[index] = Site(path)
+    only_call = facts.trace.log.only_calls()
+    confirmed: dict[int, Site] = {}
+    for index, site in found.items():
+        recorded = _recorded(facts, index)
+        if recorded is None or recorded.path != site.path:
+            recorded = Site(site.path, only_call.get(site.path, -1)) if _agrees(recorded, site) else None
+        if recorded is not None:
+            confirmed[index] = recorded
+    return confirmed
+
+
+def _weight_derived(facts: Facts, weights: set[str]) -> set[str]:
+    """Tensors computed from weights alone."""
+    derived = set(weights)
+    for node in facts.graph.nodes:
+        if node.inputs and all(name in derived for name in node.inputs):
+            derived.update(node.outputs)
+    return derived
+
+
+def _lost_tensors(facts: Facts, weights: set[str]) -> dict[tuple[int, ...], set[str]]:
+    """By shape, the modules with a parameter or buffer that is not in the file under its own name."""
+    lost: dict[tuple[int, ...], set[str]] = {}
+    for name, shape in facts.tree.tensor_shapes.items():
+        owner = facts.tree.owner(name)
+        if name not in weights and owner is not None:
+            lost.setdefault(shape, set()).add(owner)
+    return lost
+
+
+def _candidates(facts: Facts, weight: str, lost: Mapping[tuple[int, ...], set[str]]) -> set[str]:
+    owner = facts.tree.owner(weight)
+    if owner is None:
+        return set()
+    shape = facts.tree.tensor_shapes.get(weight)
+    return {owner} | (lost.get(shape, set()) if shape is not None else set())
+
+
+def _unanimous(votes: Mapping[int, list[set[str]]]) -> Iterable[tuple[int, str]]:
+    for index, candidates in votes.items():
+        common = set.intersection(*candidates)
+        if len(common) == 1:
+            yield index, next(iter(common))
+
+
+def _nearest(facts: Facts, index: int, candidates: set[str], settled: Mapping[int, Site]) -> str | None:
+    """The one candidate that shares the deepest ancestor with the nodes around; None if two do."""
+    around = [settled[i].path for i in (*facts.graph.writers(index), *facts.graph.readers(index)) if i in settled]
+    ranked = sorted(
+        ((max(len(facts.tree.common_ancestor(path, other)) for other in around), path) for path in candidates),
+        reverse=True,
+    )
+    if not around or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
+        return None
+    return ranked[0][1]
+
+
+def _recorded(facts: Facts, index: int) -> Site | None:
+    scopes = facts.trace.scopes
+    return next((scopes[name] for name in facts.graph.nodes[index].outputs if name in scopes), None)
+
+
+def _agrees(recorded: Site | None, site: Site) -> bool:
+    """A recorded scope outside the module's own line speaks against the weight's name."""
+    return recorded is None or is_within(site.path, recorded.path) or is_within(recorded.path, site.path)

@@ -1,0 +1,115 @@
+"""Strategies as values: an exporter, a chain of evidence, and whether every node gets a tag."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+import msgspec
+
+from modelexport.attribution.dataflow import by_agreement, by_dataflow, by_root
+from modelexport.attribution.evidence import Attribution, Evidence, Facts, Method
+from modelexport.attribution.parameters import by_parameter
+from modelexport.attribution.scopes import by_scope
+from modelexport.baseline.trace import Site
+from modelexport.errors import ArgumentError, ArgumentTypeError
+
+ENTRY_POINTS = "modelexport.strategies"
+EXPORTERS = ("dynamo", "torchscript")
+
+
+class ExportStrategy(enum.StrEnum):
+    """The strategies that come with the package; strings do as well."""
+
+    AUTO = "auto"
+    USAGE_BASED = "usage_based"
+    HTP = "htp"
+    FX = "fx"
+
+
+class Strategy(msgspec.Struct, frozen=True):
+    """How nodes are given to modules: the first evidence of the chain that answers wins."""
+
+    name: str
+    exporter: str
+    chain: tuple[Evidence, ...]
+    description: str = ""
+
+
+SCOPE = Evidence(Method.SCOPE, by_scope)
+PARAMETER = Evidence(Method.PARAMETER, by_parameter)
+DATAFLOW = Evidence(Method.DATAFLOW, by_dataflow)
+AGREEMENT = Evidence(Method.DATAFLOW, by_agreement)
+ROOT = Evidence(Method.ROOT, by_root)
+FULL_CHAIN = (SCOPE, PARAMETER, DATAFLOW, ROOT)
+
+FX = Strategy("fx", "dynamo", FULL_CHAIN, "torch.export based; every node has a tag")
+HTP = Strategy("htp", "torchscript", FULL_CHAIN, "traced; takes more models; every node has a tag")
+USAGE_BASED = Strategy(
+    "usage_based",
+    "torchscript",
+    (PARAMETER, SCOPE, AGREEMENT),
+    "traced; tags only where the evidence is certain",
+)
+
+_REGISTRY: dict[str, Strategy] = {strategy.name: strategy for strategy in (FX, HTP, USAGE_BASED)}
+
+
+def register_strategy(strategy: Strategy) -> None:
+    """Make a strategy known under its name; a name can be taken only once."""
+    if not isinstance(strategy, Strategy):
+        raise ArgumentTypeError(f"a {type(strategy).__name__} is not a Strategy")
+    if strategy.exporter not in EXPORTERS:
+        raise ArgumentError(f"strategy {strategy.name!r} names the exporter {strategy.exporter!r}", hint=_choices(EXPORTERS))
+    if strategy.name == ExportStrategy.AUTO or _REGISTRY.get(strategy.name, strategy) != strategy:
+        raise ArgumentError(f"a strategy called {strategy.name!r} exists already", hint="choose another name")
+    _REGISTRY[strategy.name] = strategy
+
+
+def known_strategies() -> dict[str, Strategy]:
+    """All strategies by name: our own, the registered ones, and those of installed packages."""
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name not in _REGISTRY:
+            register_strategy(point.load())
+    return dict(_REGISTRY)
+
+
+def find_strategy(name: str) -> Strategy:
+    strategies = known_strategies()
+    if name not in strategies:
+        raise ArgumentError(f"there is no strategy {str(name)!r}", hint=_choices((ExportStrategy.AUTO.value, *strategies)))
+    return strategies[name]
+
+
+def _choices(names: tuple[str, ...]) -> str:
+    return f"known: {', '.join(names)}"
+
+
+def attribute(strategy: Strategy, facts: Facts) -> list[Attribution | None]:
+    """The module of each node of the graph, in the order of its nodes."""
+    settled: dict[int, Site] = {}
+    methods: dict[int, str] = {}
+    for evidence in strategy.chain:
+        for index, site in evidence.find(facts, settled).items():
+            if index not in settled:
+                settled[index] = site
+                methods[index] = str(evidence.method)
+    numbered = _call_indexes(facts)
+    answers: list[Attribution | None] = []
+    for index in range(len(facts.graph.nodes)):
+        site = settled.get(index)
+        answers.append(None if site is None else Attribution(site.path, numbered(site), methods[index]))
+    return answers
+
+
+def _call_indexes(facts: Facts):  # type: ignore[no-untyped-def]
+    counts: Mapping[str, int] = facts.trace.log.count()
+    calls = facts.trace.log.calls
+
+    def index_of(site: Site) -> int | None:
+        if counts.get(site.path, 0) < 2:
+            return None
+        return calls[site.call].index if site.call >= 0 else None
+
+    return index_of

@@ -1,0 +1,1 @@
+"""The baseline: the file that torch's own exporter writes, and what the exporter told on the way."""

@@ -1,0 +1,217 @@
+"""How a model is called for an export: its inputs, its outputs, and giving it back as it came."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.errors import ArgumentError, ArgumentTypeError
+
+EXPORT_LOCK = threading.RLock()
+"""torch's exporters keep global state: one export at a time in a process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInputs:
+    """Example inputs, as positional and keyword arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def names(self) -> list[str] | None:
+        """The names of keyword inputs; None where torch is to choose its own."""
+        if not self.kwargs or self.args:
+            return None
+        if any(not isinstance(value, torch.Tensor) and _holds_tensor(value) for value in self.kwargs.values()):
+            return None
+        return [name for name, value in self.kwargs.items() if isinstance(value, torch.Tensor)]
+
+
+def read_inputs(example_inputs: object) -> ModelInputs:
+    """A tensor, a tuple of positional inputs or a dict of keyword inputs, checked."""
+    hint = "pass a tensor, a tuple of positional inputs, or a dict of keyword inputs"
+    if isinstance(example_inputs, torch.Tensor):
+        return ModelInputs((example_inputs,), {})
+    if isinstance(example_inputs, Mapping):
+        kwargs = dict(example_inputs)
+        wrong = [key for key in kwargs if not isinstance(key, str)]
+        if wrong:
+            raise ArgumentTypeError(f"example_inputs has the key {wrong[0]!r}, which is not an argument name", hint=hint)
+        inputs = ModelInputs((), kwargs)
+    elif isinstance(example_inputs, tuple | list):
+        inputs = ModelInputs(tuple(example_inputs), {})
+    else:
+        raise ArgumentTypeError(f"example_inputs is a {type(example_inputs).__name__}", hint=hint)
+    for name, value in (*enumerate(inputs.args), *inputs.kwargs.items()):
+        if not isinstance(value, bool | int | float | str | None) and not _holds_tensor(value):
+            raise ArgumentTypeError(
+                f"example input {name!r} is a {type(value).__name__}",
+                hint="inputs are tensors, or plain constants that stay fixed; convert arrays with torch.as_tensor",
+            )
+    return inputs
+
+
+def _holds_tensor(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, Mapping):
+        return any(_holds_tensor(item) for item in value.values())
+    return isinstance(value, tuple | list) and any(_holds_tensor(item) for item in value)
+
+
+def keyword_shim(model: nn.Module, names: Sequence[str], constants: Mapping[str, Any]) -> None:
+    """Rebind `forward` to take the named inputs by position; `preserved` puts the old one back."""
+    original = model.forward
+
+    def forward(*tensors: Any) -> Any:
+        return original(**dict(zip(names, tensors, strict=True)), **constants)
+
+    model.forward = forward  # type: ignore[method-assign]
+
+
+class OutputShape:
+    """A forward hook for the root: drops what is not a tensor and notes the output's own names.
+
+    `names` is handed to torch before the model runs and filled when it does: torch reads it
+    only after the capture, so no extra forward pass is needed to know the names.
+    """
+
+    def __init__(self, taken: Sequence[str] = ()) -> None:
+        self.names: list[str] = []
+        self.dropped: list[str] = []
+        self._taken = set(taken)
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        self.dropped = []
+        fields = _named_fields(output)
+        kept: dict[str, Any] = {}
+        for name, value in fields.items():
+            if _is_exportable(value):
+                kept[name] = value
+            else:
+                self.dropped.append(f"{name}: {type(value).__name__}")
+        if not any(_holds_tensor(value) for value in kept.values()):
+            raise ArgumentError(
+                f"the model returns no tensor ({type(output).__name__})",
+                hint="an ONNX graph needs at least one tensor output; wrap the model so that it returns one",
+            )
+        if isinstance(output, Mapping) or dataclasses.is_dataclass(output):
+            self.names[:] = self._unique(_flat_names(kept))
+        if self.dropped or not isinstance(output, torch.Tensor | Mapping | tuple | list):
+            return tuple(value for value in kept.values() if value is not None)
+        return None
+
+    def _unique(self, names: list[str]) -> list[str]:
+        """Names that clash with nothing: an output may be called like an input only if it is one."""
+        used = set(self._taken)
+        unique = []
+        for name in names:
+            candidate, number = name, 1
+            while candidate in used:
+                candidate, number = f"{name}_{number}", number + 1
+            used.add(candidate)
+            unique.append(candidate)
+        return unique
+
+
+def _named_fields(output: Any) -> dict[str, Any]:
+    if isinstance(output, Mapping):
+        return {str(key): value for key, value in output.items()}
+    if isinstance(output, tuple | list):
+        return {str(position): value for position, value in enumerate(output)}
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+    return {"output": output}
+
+
+def _is_exportable(value: Any) -> bool:
+    if value is None or isinstance(value, torch.Tensor):
+        return True
+    if type(value) in (tuple, list):
+        return all(_is_exportable(item) for item in value)
+    return type(value) is dict and all(_is_exportable(item) for item in value.values())
+
+
+def _flat_names(fields: Mapping[str, Any]) -> list[str]:
+    names: list[str] = []
+    for name, value in fields.items():
+        if isinstance(value, torch.Tensor):
+            names.append(name)
+        elif isinstance(value, Mapping):
+            names.extend(f"{name}_{inner}" for inner in _flat_names(value))
+        elif isinstance(value, tuple | list):
+            names.extend(f"{name}_{inner}" for inner in _flat_names(_named_fields(value)))
+    return names
+
+
+@contextmanager
+def shaped_output(model: nn.Module, taken: Sequence[str] = ()) -> Iterator[OutputShape]:
+    """Let only tensors out of the model while the block runs."""
+    shape = OutputShape(taken)
+    handle = model.register_forward_hook(shape)
+    try:
+        yield shape
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the time of the block; afterwards every attribute and buffer is as it was."""
+    modules = list(model.modules())
+    attributes = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in modules]
+    buffers = [(b, b._version, b.detach().clone()) for b in model.buffers()]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, plain, own_parameters, own_buffers in attributes:
+            _restore(module.__dict__, plain)
+            _restore(module._parameters, own_parameters)
+            _restore(module._buffers, own_buffers)
+        with torch.no_grad():
+            for buffer, version, copy in buffers:
+                if buffer._version != version:
+                    buffer.copy_(copy)
+
+
+def _restore(live: dict[str, Any], saved: dict[str, Any]) -> None:
+    if list(live) != list(saved) or any(live[key] is not saved[key] for key in saved):
+        live.clear()
+        live.update(saved)
+
+
+@contextmanager
+def quiet(verbose: bool) -> Iterator[None]:
+    """Keep torch's warnings and log lines off the screen unless asked for."""
+    if verbose:
+        with nullcontext():
+            yield
+        return
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "onnxscript", "onnx_ir")]
+    known = [*loggers, *(logging.getLogger(name) for name in _torch_logger_names())]
+    levels = [(logger, logger.level) for logger in known]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for logger in known:
+                logger.setLevel(logging.CRITICAL)
+            yield
+    finally:
+        for logger, level in levels:
+            logger.setLevel(level)
+
+
+def _torch_logger_names() -> list[str]:
+    roots = ("torch.", "onnxscript.", "onnx_ir.")
+    return [name for name in logging.root.manager.loggerDict if name.startswith(roots)]

@@ -1,0 +1,236 @@
+"""Exports through torch's dynamo exporter, and reads its evidence off the captured program."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output
+from modelexport.baseline.options import Baseline, Buffer, ExportOptions
+from modelexport.baseline.trace import Operation, Site, Survivors, Trace
+from modelexport.hierarchy.calls import Call, CallLog, assign_operations
+from modelexport.hierarchy.capture import recording
+from modelexport.hierarchy.tree import ModuleTree
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions) -> Baseline:
+    """Write `target` (and its data file beside it) with `torch.onnx.export(dynamo=True)`."""
+    names = options.input_names or inputs.names
+    with (
+        preserved(model),
+        shaped_output(model, names or ()) as shape,
+        recording(model, tree, _FxTap()) as recorder,
+        _watched_translation() as translated,
+        quiet(options.verbose),
+    ):
+        program = torch.onnx.export(
+            model,
+            inputs.args,
+            str(target),
+            kwargs=inputs.kwargs or None,
+            dynamo=True,
+            verbose=True if options.verbose else False,
+            optimize=options.optimize,
+            opset_version=options.opset_version,
+            input_names=names,
+            output_names=options.output_names or shape.names,
+            dynamic_shapes=options.dynamic_shapes,
+            external_data=True if options.external_data is None else options.external_data,
+        )
+    assert program is not None
+    if options.fx_graph is not None:
+        options.fx_graph.write_text(str(program.exported_program), encoding="utf-8")
+    trace = _read_trace(program, tree, recorder.log(), translated)
+    files = {path.name: path for path in target.parent.iterdir() if path != target}
+    return Baseline(lambda: _mapped(target), files, trace, tuple(shape.dropped))
+
+
+def _mapped(path: Path) -> Buffer:
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+class _FxTap:
+    """Reads the FX graph that torch.export is tracing."""
+
+    def _tracer(self) -> Any:
+        mode = get_proxy_mode()
+        return None if mode is None else mode.tracer
+
+    def position(self) -> int:
+        tracer = self._tracer()
+        return 0 if tracer is None else len(tracer.graph.nodes)
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        tracer = self._tracer()
+        if tracer is None:
+            return None
+        slot = get_proxy_slot(tensor, tracer, None)
+        return None if slot is None else str(slot.proxy.node.name)
+
+    def made_by(self, spans: list[tuple[int, int]]) -> dict[str, int]:
+        tracer = self._tracer()
+        if tracer is None:
+            return {}
+        return assign_operations(spans, [(node.name, place) for place, node in enumerate(tracer.graph.nodes, 1)])
+
+
+class _Translation:
+    """The ONNX graph as first translated, before any conversion or optimisation."""
+
+    operations: list[Operation]
+    fx_names: dict[str, str]
+    outputs: list[str]
+
+    def __init__(self) -> None:
+        self.operations, self.fx_names, self.outputs = [], {}, []
+
+    def read(self, model: Any) -> None:
+        self.operations = [_operation(node) for node in model.graph]
+        self.fx_names = _fx_names(model)
+        self.outputs = [value.name for value in model.graph.outputs]
+
+
+@contextmanager
+def _watched_translation() -> Iterator[_Translation]:
+    """See the translated graph before the exporter converts its version and optimises it.
+
+    Version conversion drops the nodes' metadata and optimisation fuses nodes, so the evidence
+    has to be taken between the two steps and the translation.
+    """
+    from torch.onnx._internal.exporter import _core
+
+    translation = _Translation()
+    original = _core.onnxscript_apis
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(original, name)
+
+        def convert_version(self, model: Any, version: int) -> Any:
+            translation.read(model)
+            return original.convert_version(model, version)
+
+    _core.onnxscript_apis = Watched()
+    try:
+        yield translation
+    finally:
+        _core.onnxscript_apis = original
+
+
+def _operation(node: Any) -> Operation:
+    attributes = tuple(sorted((name, _attribute_key(value)) for name, value in node.attributes.items()))
+    return Operation(
+        tuple(value.name or "" for value in node.outputs),
+        tuple("" if value is None else value.name or "" for value in node.inputs),
+        (node.domain, node.op_type, attributes),
+        not attributes,
+    )
+
+
+def _attribute_key(attribute: Any) -> str:
+    value = attribute.value
+    if isinstance(value, int | float | str | list | tuple):
+        return repr(value)
+    return repr((getattr(value, "dtype", None), getattr(value, "shape", None)))
+
+
+def _fx_names(model: Any) -> dict[str, str]:
+    """For each tensor the name of the FX node it was translated from."""
+    names: dict[str, str] = {}
+    for node in model.graph:
+        scopes = node.metadata_props.get(_SCOPES)
+        if scopes:
+            fx_name = scopes.rpartition(", ")[2].strip("[]'\"")
+            names.update(dict.fromkeys((value.name for value in node.outputs if value.name), fx_name))
+    return names
+
+
+def _read_trace(program: Any, tree: ModuleTree, log: CallLog, translation: _Translation) -> Trace:
+    fx_nodes = [node for node in program.exported_program.graph.nodes if node.op == "call_function"]
+    if not log.made_by or getattr(program, "_capture_strategy", None) != "TorchExportNonStrictStrategy":
+        log = _log_from_stacks(fx_nodes, tree)
+    origins = {node.name: _origin(node, log) for node in fx_nodes}
+    sites = {name: Site(log.calls[log.made_by[op]].path, log.made_by[op]) for name, op in origins.items() if op}
+    final = [_operation(node) for node in program.model.graph]
+    scopes: dict[str, Site] = {}
+    for names in (_fx_names(program.model), translation.fx_names, {name: name for name in sites}):
+        scopes.update({tensor: sites[fx_name] for tensor, fx_name in names.items() if fx_name in sites})
+    given = [value.name for value in (*program.model.graph.inputs, *program.model.graph.initializers.values())]
+    renamed = _renamed_outputs(translation.outputs, [value.name for value in program.model.graph.outputs])
+    scopes.update({renamed[name]: site for name, site in scopes.items() if name in renamed})
+    before = [_rename(operation, renamed) for operation in translation.operations]
+    survivors = Survivors(before, final, frozenset(name for name in given if name))
+    latest = {op: name for name, op in origins.items() if op}
+    known = {name for operation in before for name in operation.outputs}
+    returned: dict[int, tuple[str, ...]] = {}
+    for number, call in enumerate(log.calls):
+        now = [renamed.get(latest.get(name, ""), latest.get(name, "")) for name in call.returned]
+        if now and all(name in known for name in now):
+            returned[number] = tuple(name for name in map(survivors.find, now) if name is not None)
+    return Trace(log, scopes, returned)
+
+
+def _renamed_outputs(before: list[str], after: list[str]) -> dict[str, str]:
+    """How graph outputs were renamed at the end; their order does not change."""
+    return {old: new for old, new in zip(before, after, strict=False) if old != new}
+
+
+def _rename(operation: Operation, renamed: Mapping[str, str]) -> Operation:
+    if not renamed:
+        return operation
+    outputs = tuple(renamed.get(name, name) for name in operation.outputs)
+    inputs = tuple(renamed.get(name, name) for name in operation.inputs)
+    return operation._replace(outputs=outputs, inputs=inputs)
+
+
+def _origin(node: Any, log: CallLog) -> str | None:
+    """The traced operation that a node of the decomposed program comes from."""
+    sources = list(node.meta.get("from_node") or ())
+    names = [node.name]
+    while sources:
+        source = sources.pop()
+        names.append(source.name)
+        sources.extend(source.from_node or ())
+    return next((name for name in reversed(names) if name in log.made_by), None)
+
+
+def _log_from_stacks(fx_nodes: list[Any], tree: ModuleTree) -> CallLog:
+    """The calls as the program's own module stacks tell them, where no hook could see them.
+
+    torch keeps one stack a node; a stack's key differs between the calls of one module.
+    """
+    calls: list[list[Any]] = []
+    numbers: dict[tuple[Hashable, ...], int] = {}
+    counts: dict[str, int] = {}
+    made_by: dict[str, int] = {}
+    for node in fx_nodes:
+        chain: tuple[Hashable, ...] = ()
+        number = -1
+        for key, (name, _) in (node.meta.get("nn_module_stack") or {}).items():
+            path = tree.canonical(name)
+            if path is None:
+                break
+            chain = (*chain, key)
+            if chain not in numbers:
+                numbers[chain] = len(calls)
+                calls.append([path, counts.get(path, 0), number, 0])
+                counts[path] = counts.get(path, 0) + 1
+            number = numbers[chain]
+        if number >= 0:
+            made_by[node.name] = number
+    for number in reversed(range(len(calls))):
+        calls[number][3] = max(calls[number][3], number + 1)
+        parent = calls[number][2]
+        if parent >= 0:
+            calls[parent][3] = max(calls[parent][3], calls[number][3])
+    return CallLog(tuple(Call(*call) for call in calls), made_by)

@@ -1,0 +1,1 @@
+"""The module tree of a model, its tags, and the record of its calls."""

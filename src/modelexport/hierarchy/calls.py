@@ -1,0 +1,89 @@
+"""The record of which module was called when, and what each call returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One run of one module's forward.
+
+    Calls are numbered in the order they began, so the calls made inside this one are
+    exactly those from its own number up to `end`.
+    """
+
+    path: str
+    index: int
+    parent: int
+    end: int
+    returned: tuple[str, ...] = ()
+
+
+class CallLog(msgspec.Struct, frozen=True):
+    """All calls of one capture, and which of them made each traced operation."""
+
+    calls: tuple[Call, ...] = ()
+    made_by: Mapping[str, int] = {}
+
+    def count(self) -> dict[str, int]:
+        """How often each module ran."""
+        counts: dict[str, int] = {}
+        for call in self.calls:
+            counts[call.path] = counts.get(call.path, 0) + 1
+        return counts
+
+    def first_order(self) -> dict[str, int]:
+        """The number of each module's first call."""
+        order: dict[str, int] = {}
+        for number, call in enumerate(self.calls):
+            order.setdefault(call.path, number)
+        return order
+
+    def only_calls(self) -> dict[str, int]:
+        """The number of the call of each module that ran just once."""
+        counts, order = self.count(), self.first_order()
+        return {path: number for path, number in order.items() if counts[path] == 1}
+
+    def within(self, inner: int, outer: int) -> bool:
+        return outer <= inner < self.calls[outer].end
+
+    def enclosing(self, number: int, path: str) -> int | None:
+        """The call of `path` that this call was made in (itself included)."""
+        while number >= 0:
+            if self.calls[number].path == path:
+                return number
+            number = self.calls[number].parent
+        return None
+
+    def completion_order(self) -> list[int]:
+        """Call numbers, the first to finish first."""
+        finished: list[int] = []
+        open_calls: list[int] = []
+        for number in range(len(self.calls)):
+            while open_calls and self.calls[open_calls[-1]].end <= number:
+                finished.append(open_calls.pop())
+            open_calls.append(number)
+        return finished + open_calls[::-1]
+
+
+def assign_operations(spans: Sequence[tuple[int, int]], marks: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """Give each operation the innermost call whose span (start, end] holds its mark.
+
+    `spans` are in order of their call's beginning, `marks` are (operation, position).
+    """
+    made_by: dict[str, int] = {}
+    open_calls: list[int] = []
+    upcoming = 0
+    for operation, position in sorted(marks, key=lambda mark: mark[1]):
+        while upcoming < len(spans) and spans[upcoming][0] < position:
+            while open_calls and spans[open_calls[-1]][1] <= spans[upcoming][0]:
+                open_calls.pop()
+            open_calls.append(upcoming)
+            upcoming += 1
+        while open_calls and spans[open_calls[-1]][1] < position:
+            open_calls.pop()
+        if open_calls:
+            made_by[operation] = open_calls[-1]
+    return made_by

@@ -1,0 +1,188 @@
+"""Reads the module tree off a live model, and records its calls while torch exports it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from modelexport.hierarchy.calls import Call, CallLog
+from modelexport.hierarchy.tree import Module, ModuleTree, join
+
+
+class Tap(Protocol):
+    """How an exporter's own trace is read while it is being made."""
+
+    def position(self) -> int:
+        """How far the trace has come; grows with every operation."""
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The trace's name for a tensor that it made."""
+
+    def made_by(self, spans: list[tuple[int, int]]) -> dict[str, int]:
+        """Which call made each operation traced so far; a span is a call's positions before and after."""
+
+
+def scan(model: nn.Module) -> ModuleTree:
+    """The module tree of a model; the first name of a module is its path, the others are aliases."""
+    path_of: dict[int, str] = {}
+    found: dict[str, nn.Module] = {}
+    aliases: dict[str, list[str]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    # An explicit stack: models nest deeper than Python likes to recurse.
+    stack: list[tuple[str, nn.Module, frozenset[int]]] = [("", model, frozenset())]
+    while stack:
+        path, module, above = stack.pop()
+        if id(module) in above:
+            continue
+        if id(module) in path_of:
+            aliases[path_of[id(module)]].append(path)
+        else:
+            path_of[id(module)] = path
+            found[path] = module
+            aliases[path] = []
+            for name, tensor in (*_direct(module._parameters), *_direct(module._buffers)):
+                shapes[join(path, name)] = tuple(tensor.shape)
+        above = above | {id(module)}
+        children = [(join(path, name), child, above) for name, child in module._modules.items() if child is not None]
+        stack.extend(reversed(children))
+    modules = {path: _describe(path, module, aliases[path]) for path, module in found.items()}
+    return ModuleTree(modules, shapes)
+
+
+def _direct(tensors: Mapping[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+
+
+def _describe(path: str, module: nn.Module, aliases: list[str]) -> Module:
+    cls = type(module)
+    return Module(
+        path=path,
+        qualified_class=f"{cls.__module__}.{cls.__name__}",
+        children=tuple(name for name, child in module._modules.items() if child is not None),
+        direct_parameters=tuple(name for name, _ in _direct(module._parameters)),
+        direct_buffers=tuple(name for name, _ in _direct(module._buffers)),
+        forward_args=forward_args(module),
+        aliases=tuple(sorted(aliases)),
+    )
+
+
+_ARGS_OF_CLASS: dict[Any, tuple[str, ...]] = {}
+
+
+def forward_args(module: nn.Module) -> tuple[str, ...]:
+    """The names of the arguments of a module's forward, with * and ** where it takes any."""
+    own = module.__dict__.get("forward")
+    function = own if own is not None else type(module).forward
+    if function in _ARGS_OF_CLASS:
+        return _ARGS_OF_CLASS[function]
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ()
+    if own is None:
+        parameters = parameters[1:]
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    names = tuple(stars.get(p.kind, "") + p.name for p in parameters)
+    if own is None:
+        _ARGS_OF_CLASS[function] = names
+    return names
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in a module's return value, however nested."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name, None))
+
+
+class Recorder:
+    """Forward hooks that write down each call: where in the trace it began and ended, what it returned."""
+
+    def __init__(self, root: nn.Module, paths: Mapping[int, str], tap: Tap) -> None:
+        self._root = root
+        self._paths = paths
+        self._tap = tap
+        self._reset()
+
+    def _reset(self) -> None:
+        self._calls: list[_OpenCall] = []
+        self._open: list[int] = []
+        self._counts: dict[str, int] = {}
+        self._made_by: dict[str, int] = {}
+
+    def before(self, module: nn.Module, args: Any) -> None:
+        # Inside a graph body that dynamo compiles, any side effect would fail the capture.
+        if torch.compiler.is_dynamo_compiling():
+            return
+        if module is self._root:
+            self._reset()
+        path = self._paths[id(module)]
+        index = self._counts.get(path, 0)
+        self._counts[path] = index + 1
+        parent = self._open[-1] if self._open else -1
+        self._open.append(len(self._calls))
+        self._calls.append(_OpenCall(path, index, parent, self._tap.position()))
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        path = self._paths[id(module)]
+        while self._open:
+            number = self._open.pop()
+            call = self._calls[number]
+            # A call that a model's own `try` cut short never reached this hook: it ends here too.
+            call.finish = self._tap.position()
+            call.end = len(self._calls)
+            if call.path == path:
+                names = (self._tap.name_of(tensor) for tensor in tensors_in(output))
+                call.returned = tuple(name for name in names if name is not None)
+                break
+        if not self._open:
+            self._made_by = self._tap.made_by([(call.start, call.finish) for call in self._calls])
+
+    def log(self) -> CallLog:
+        """The calls of the last complete capture."""
+        calls = tuple(Call(c.path, c.index, c.parent, c.end or len(self._calls), c.returned) for c in self._calls)
+        return CallLog(calls, self._made_by)
+
+
+@dataclasses.dataclass
+class _OpenCall:
+    path: str
+    index: int
+    parent: int
+    start: int
+    finish: int = 0
+    end: int = 0
+    returned: tuple[str, ...] = ()
+
+
+@contextmanager
+def recording(model: nn.Module, tree: ModuleTree, tap: Tap) -> Iterator[Recorder]:
+    """Record the calls made while the block runs; every hook is gone afterwards."""
+    modules = {path: model.get_submodule(path) for path in tree}
+    recorder = Recorder(model, {id(module): path for path, module in modules.items()}, tap)
+    handles = []
+    try:
+        for module in modules.values():
+            # First before, last after: what other hooks compute belongs to the module as well.
+            handles.append(module.register_forward_pre_hook(recorder.before, prepend=True))
+            handles.append(module.register_forward_hook(recorder.after))
+        yield recorder
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,106 @@
+"""The module tree: one frozen record per module, found by its dotted path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+
+class Module(msgspec.Struct, frozen=True):
+    """What is known of one `nn.Module` without running it."""
+
+    path: str
+    qualified_class: str
+    children: tuple[str, ...]
+    direct_parameters: tuple[str, ...]
+    direct_buffers: tuple[str, ...]
+    forward_args: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def class_name(self) -> str:
+        return self.qualified_class.rpartition(".")[2]
+
+    @property
+    def from_torch(self) -> bool:
+        """Whether the class is defined inside the torch package."""
+        return self.qualified_class.partition(".")[0] == "torch"
+
+
+class ModuleTree:
+    """All modules of a model in the order of `named_modules()`; the root is the empty path."""
+
+    def __init__(self, modules: Mapping[str, Module], tensor_shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.modules = dict(modules)
+        self.tensor_shapes = dict(tensor_shapes)
+        self._parent = {path: parent for parent in self.modules for path in self._child_paths(parent)}
+        self._alias = {alias: path for path, module in self.modules.items() for alias in module.aliases}
+        self._owner = {
+            join(path, name): path
+            for path, module in self.modules.items()
+            for name in (*module.direct_parameters, *module.direct_buffers)
+        }
+
+    def __len__(self) -> int:
+        return len(self.modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.modules)
+
+    def __getitem__(self, path: str) -> Module:
+        return self.modules[path]
+
+    def _child_paths(self, path: str) -> Iterator[str]:
+        return (join(path, name) for name in self.modules[path].children if join(path, name) in self.modules)
+
+    def children(self, path: str) -> list[str]:
+        return list(self._child_paths(path))
+
+    def parent(self, path: str) -> str | None:
+        return self._parent.get(path)
+
+    def canonical(self, path: str) -> str | None:
+        """The module's own path for any of its names, or None where no module has that name."""
+        return path if path in self.modules else self._alias.get(path)
+
+    def owner(self, tensor_name: str) -> str | None:
+        """The module that directly holds the parameter or buffer of this dotted name."""
+        found = self._owner.get(tensor_name)
+        if found is not None:
+            return found
+        module, _, _ = tensor_name.rpartition(".")
+        return self._alias.get(module)
+
+    def lineage(self, path: str) -> list[str]:
+        """The module and its ancestors, from the module up to the root."""
+        line = [path]
+        while (parent := self._parent.get(line[-1])) is not None:
+            line.append(parent)
+        return line
+
+    def common_ancestor(self, first: str, second: str) -> str:
+        """The lowest module that contains both."""
+        if first == second:
+            return first
+        above = set(self.lineage(first))
+        return next(path for path in self.lineage(second) if path in above)
+
+    def subtree_parameters(self) -> dict[str, tuple[str, ...]]:
+        """For each module its parameters and those below it, named as `named_parameters()` names them."""
+        names: dict[str, list[str]] = {path: list(m.direct_parameters) for path, m in self.modules.items()}
+        for path in reversed(self.modules):
+            parent = self._parent.get(path)
+            if parent is not None:
+                local = path[len(parent) + 1 :] if parent else path
+                names[parent].extend(f"{local}.{name}" for name in names[path])
+        return {path: tuple(sorted(found)) for path, found in names.items()}
+
+
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def is_within(path: str, ancestor: str) -> bool:
+    """Whether `path` is `ancestor` or lies below it."""
+    return not ancestor or path == ancestor or path.startswith(f"{ancestor}.")

@@ -1,0 +1,280 @@
+"""export_model(): from a live model to a tagged file and its sidecar, step by step."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.attribution.evidence import Facts
+from modelexport.attribution.strategies import EXPORTERS, FX, HTP, ExportStrategy, Strategy, attribute, find_strategy
+from modelexport.baseline import dynamo, torchscript
+from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, read_inputs
+from modelexport.baseline.options import Baseline, Buffer, ExportOptions
+from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError
+from modelexport.graph import flatten
+from modelexport.hierarchy.capture import scan
+from modelexport.hierarchy.tags import TagPolicy, assign_tags, make_policy
+from modelexport.hierarchy.tree import ModuleTree
+from modelexport.report import ExportReport, Steps
+from modelexport.tagged import codec, wire
+from modelexport.tagged.build import HierarchyMap, build_map, tensor_infos
+from modelexport.tagged.model import parse
+from modelexport.tagged.sidecar import METADATA_KEY, ExportRecord, ModelRecord, encode_embedded, encode_sidecar, sidecar_path
+from modelexport.tagged.staging import Staging, staging
+
+StrPath = str | os.PathLike[str]
+_EXPORTERS = {"dynamo": dynamo.export, "torchscript": torchscript.export}
+_OPSETS = {"dynamo": (7, 26), "torchscript": (7, 20)}
+
+
+def export_model(
+    model: nn.Module,
+    example_inputs: Any,
+    output_path: StrPath,
+    strategy: str = ExportStrategy.AUTO,
+    optimize: bool = True,
+    verbose: bool = False,
+    *,
+    exporter: str | None = None,
+    opset_version: int | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_shapes: Any = None,
+    torch_nn_exceptions: Sequence[str] | str | None = None,
+    include: Sequence[str] | str | None = None,
+    exclude: Sequence[str] | str | None = None,
+    max_depth: int | None = None,
+    clean: bool = False,
+    temp_dir: StrPath | None = None,
+    external_data: bool | None = None,
+    jit_graph: StrPath | None = None,
+    fx_graph: StrPath | None = None,
+    source: str | None = None,
+    seed: int | None = None,
+    on_step: Callable[[str], None] | None = None,
+) -> ExportReport:
+    """Export a model with torch's own exporter and map every node to the module that made it.
+
+    `example_inputs` is a tensor, a tuple of positional inputs or a dict of keyword inputs. The
+    graph is the one that `torch.onnx.export` writes; `clean=True` leaves even the map out of the
+    file and writes only the sidecar. Raises a ModelExportError with a hint when it cannot.
+    """
+    target = _check_target(output_path)
+    inputs = read_inputs(example_inputs)
+    tree_model = _check_model(model)
+    policy = make_policy(torch_nn_exceptions, include, exclude, max_depth)
+    options = ExportOptions(
+        optimize=optimize,
+        opset_version=opset_version,
+        input_names=_check_names(input_names, "input_names"),
+        output_names=_check_names(output_names, "output_names"),
+        dynamic_shapes=dynamic_shapes,
+        external_data=external_data,
+        verbose=verbose,
+        jit_graph=None if jit_graph is None else Path(jit_graph),
+        fx_graph=None if fx_graph is None else Path(fx_graph),
+    )
+    attempts = _attempts(strategy, exporter)
+    _check_opset(opset_version, attempts[0][1])
+    steps = Steps(on_step)
+    with EXPORT_LOCK, staging(target.parent, None if temp_dir is None else Path(temp_dir)) as stage:
+        with steps.step("read the module tree"):
+            tree = scan(tree_model)
+            tags = assign_tags(tree, policy)
+        chosen, used, reason, baseline = _export_baseline(tree_model, tree, inputs, stage, target, options, attempts, steps)
+        data = baseline.open()
+        with steps.step("attribute nodes to modules"):
+            proto = parse(data, target)
+            facts = Facts(flatten(proto), tree, baseline.trace)
+            attributions = attribute(chosen, facts)
+        with steps.step("build the map"):
+            model_record = ModelRecord(
+                tree[""].qualified_class, source or tree[""].qualified_class, target.name, _opset(proto), proto.ir_version
+            )
+            export_record = ExportRecord(
+                strategy=chosen.name,
+                exporter=used,
+                requested=str(strategy),
+                fallback_reason=reason,
+                seed=seed,
+                inputs=tensor_infos(proto.graph.input),
+                outputs=tensor_infos(proto.graph.output),
+                dropped_outputs=baseline.dropped_outputs,
+                versions=_versions(),
+            )
+            hierarchy = build_map(facts, tags, attributions, model_record, export_record)
+        with steps.step("write the files"):
+            _write(stage, target, data, baseline, hierarchy, clean)
+    return ExportReport(
+        requested=str(strategy),
+        strategy=chosen.name,
+        exporter=used,
+        fallback_reason=reason,
+        onnx_path=target,
+        sidecar_path=sidecar_path(target),
+        data_paths=tuple(target.parent / name for name in sorted(baseline.files)),
+        hierarchy=hierarchy.sidecar,
+        timings=steps.timings,
+    )
+
+
+def recommend_strategy(model: nn.Module) -> tuple[str, str]:
+    """The strategy to use for a model, and the reason."""
+    _check_model(model)
+    scripted = next((path for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        where = f"its module {scripted!r} is" if scripted else "it is"
+        return HTP.name, f"{where} TorchScript already, which only the torchscript exporter takes"
+    return FX.name, "the dynamo exporter records every node's module itself; auto falls back to htp where it fails"
+
+
+def _check_model(model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(
+            f"the model is a {type(model).__name__}, not a torch.nn.Module",
+            hint="pass the model object itself; a class needs to be called, a path needs to be loaded first",
+        )
+    return model
+
+
+def _check_target(output_path: object) -> Path:
+    if not isinstance(output_path, str | os.PathLike):
+        raise ArgumentTypeError(f"the output path is a {type(output_path).__name__}", hint="pass a path such as m.onnx")
+    target = Path(output_path)
+    if target.suffix != ".onnx":
+        raise ArgumentError(f"the output {target.name!r} does not end in .onnx", hint="name it, for example, model.onnx")
+    if not target.parent.is_dir():
+        raise ArgumentError(f"the folder {target.parent} does not exist", hint="create it, or choose another output")
+    if target.is_dir():
+        raise ArgumentError(f"{target} is a folder", hint="choose another output name")
+    return target
+
+
+def _check_names(names: Sequence[str] | None, argument: str) -> list[str] | None:
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ArgumentTypeError(f"{argument} must be a list of names", hint='for example ["input_ids"]')
+    return list(names)
+
+
+def _check_opset(opset_version: object, exporter: str) -> None:
+    if opset_version is None:
+        return
+    if isinstance(opset_version, bool) or not isinstance(opset_version, int):
+        raise ArgumentTypeError(f"opset_version is a {type(opset_version).__name__}", hint="pass a whole number")
+    low, high = _OPSETS[exporter]
+    if not low <= opset_version <= high:
+        raise ArgumentError(
+            f"opset {opset_version} is out of range for the {exporter} exporter", hint=f"it writes opset {low} to {high}"
+        )
+
+
+def _attempts(strategy: str, exporter: str | None) -> list[tuple[Strategy, str]]:
+    """The strategies to try in order, each with its exporter."""
+    if exporter is not None and exporter not in EXPORTERS:
+        raise ArgumentError(f"there is no exporter {exporter!r}", hint=f"known: {', '.join(EXPORTERS)}")
+    if strategy != ExportStrategy.AUTO:
+        chosen = find_strategy(strategy)
+        return [(chosen, exporter or chosen.exporter)]
+    both = [(candidate, candidate.exporter) for candidate in (FX, HTP)]
+    return both if exporter is None else [attempt for attempt in both if attempt[1] == exporter]
+
+
+def _export_baseline(
+    model: nn.Module,
+    tree: ModuleTree,
+    inputs: ModelInputs,
+    stage: Staging,
+    target: Path,
+    options: ExportOptions,
+    attempts: list[tuple[Strategy, str]],
+    steps: Steps,
+) -> tuple[Strategy, str, str | None, Baseline]:
+    """Let torch write the baseline, with the next strategy where the first one's exporter fails."""
+    failures: list[tuple[str, Exception]] = []
+    for strategy, exporter in attempts:
+        folder = stage.subfolder(exporter)
+        try:
+            with steps.step(f"export with torch ({exporter})"):
+                baseline = _EXPORTERS[exporter](model, tree, inputs, folder / target.name, options)
+        except (ModelExportError, MemoryError):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            failures.append((exporter, error))
+        else:
+            reason = None if not failures else _reason(failures[0][1])
+            return strategy, exporter, reason, baseline
+    told = "; ".join(f"{exporter}: {_reason(error)}" for exporter, error in failures)
+    raise ExportError(
+        f"torch could not export the model. {told}", hint="verbose=True or -v shows what torch printed"
+    ) from failures[0][1]
+
+
+def _reason(error: BaseException) -> str:
+    """The root cause in one line, with the line of model code where torch names it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else traceback.format_exception_only(error)[0].strip()
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def _write(
+    stage: Staging, target: Path, data: Buffer, baseline: Baseline, hierarchy: HierarchyMap, clean: bool
+) -> None:
+    """Data files first, then the sidecar, the model last: a reader never sees a model without its parts."""
+    for name, path in sorted(baseline.files.items()):
+        stage.place(path, name)
+    sidecar = sidecar_path(target)
+    stage.place(stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)]), sidecar.name)
+    pieces = [data] if clean else tagged_pieces(data, hierarchy)
+    stage.place(stage.write("model", pieces), target.name)
+    stage.commit()
+
+
+def tagged_pieces(data: Buffer, hierarchy: HierarchyMap) -> list[Buffer]:
+    """The baseline's bytes with the map put in."""
+    tags: Iterator[codec.NodeTag | None] = iter(hierarchy.node_tags)
+
+    def doc_edit(old: bytes | None) -> bytes | None:
+        tag = next(tags)
+        if tag is None:
+            return old
+        return codec.encode(tag, None if old is None else old.decode("utf-8", "replace"))
+
+    return wire.rewrite(data, doc_edit, add_metadata=(METADATA_KEY, encode_embedded(hierarchy.embedded)))
+
+
+def _opset(proto: Any) -> int:
+    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def _versions() -> dict[str, str]:
+    names = ("modelexport", "torch", "onnx", "onnxscript")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+class HierarchyExporter:
+    """`export_model` with its options given once."""
+
+    def __init__(self, strategy: str = ExportStrategy.AUTO, **options: Any) -> None:
+        self.strategy = strategy
+        self.options = options
+        make_policy(*(options.get(name) for name in ("torch_nn_exceptions", "include", "exclude", "max_depth")))
+        _attempts(strategy, options.get("exporter"))
+
+    def export(self, model: nn.Module, example_inputs: Any, output_path: StrPath, **options: Any) -> ExportReport:
+        """Export one model; options given here win over those of the exporter."""
+        return export_model(
+            model, example_inputs, output_path, **{"strategy": self.strategy, **self.options, **options}
+        )

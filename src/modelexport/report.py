@@ -1,0 +1,86 @@
+"""The record of one export: what was asked, what was done, how long each step took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelexport.tagged.sidecar import Sidecar
+
+
+class ExportReport(msgspec.Struct, frozen=True):
+    """What an export did; `report["summary"]` reads the same record as JSON."""
+
+    requested: str
+    strategy: str
+    exporter: str
+    fallback_reason: str | None
+    onnx_path: Path
+    sidecar_path: Path
+    data_paths: tuple[Path, ...]
+    hierarchy: Sidecar
+    timings: dict[str, float]
+
+    @property
+    def nodes(self) -> int:
+        return self.hierarchy.statistics.nodes
+
+    @property
+    def coverage(self) -> float:
+        """The share of nodes that have a tag, counted on the nodes of the file."""
+        return self.hierarchy.statistics.coverage
+
+    @property
+    def dropped_outputs(self) -> tuple[str, ...]:
+        return self.hierarchy.export.dropped_outputs
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON values."""
+        statistics = self.hierarchy.statistics
+        record = {
+            "summary": {
+                "success": True,
+                "requested_strategy": self.requested,
+                "final_strategy": self.strategy,
+                "exporter": self.exporter,
+                "fallback_reason": self.fallback_reason,
+                "nodes": self.nodes,
+                "coverage": self.coverage,
+                "tags": statistics.tags,
+                "dropped_outputs": list(self.dropped_outputs),
+            },
+            "files": {
+                "onnx": str(self.onnx_path),
+                "sidecar": str(self.sidecar_path),
+                "data": [str(path) for path in self.data_paths],
+            },
+            "statistics": msgspec.to_builtins(statistics),
+            "timings": dict(self.timings),
+        }
+        return record
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+
+class Steps:
+    """Times the steps of an export and tells a listener when each begins."""
+
+    def __init__(self, listener: Callable[[str], None] | None = None) -> None:
+        self.timings: dict[str, float] = {}
+        self._listener = listener
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        if self._listener is not None:
+            self._listener(name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.timings[name] = self.timings.get(name, 0.0) + time.perf_counter() - start

@@ -1,0 +1,36 @@
+"""The tag of one node as it stands in the node's doc_string: compact JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node's doc_string says. `doc` is a doc_string that was there before."""
+
+    hierarchy_tags: tuple[str, ...]
+    hierarchy_path: str
+    hierarchy_count: int
+    hierarchy_method: str
+    hierarchy_module: str
+    hierarchy_call: int | None = None
+    doc: str | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(NodeTag)
+
+
+def encode(tag: NodeTag, doc: str | None = None) -> bytes:
+    """The doc_string for a tag; `doc` is the one that it takes the place of."""
+    return _encoder.encode(tag if doc is None else msgspec.structs.replace(tag, doc=doc))
+
+
+def decode(doc_string: str | bytes) -> NodeTag | None:
+    """The tag in a doc_string, or None where it holds no tag of ours."""
+    if not doc_string:
+        return None
+    try:
+        return _decoder.decode(doc_string)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,135 @@
+"""The records of the sidecar file and of the model's own metadata, and their JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from modelexport.errors import FileError, FormatError
+
+FORMAT = "modelexport-hierarchy/1"
+METADATA_KEY = "modelexport.hierarchy"
+
+
+class ModelRecord(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+    class_: str
+    source: str
+    onnx: str
+    opset: int
+    ir_version: int
+
+
+class TensorInfo(msgspec.Struct, frozen=True):
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+
+class ExportRecord(msgspec.Struct, frozen=True):
+    strategy: str
+    exporter: str
+    requested: str
+    fallback_reason: str | None
+    seed: int | None
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    dropped_outputs: tuple[str, ...]
+    versions: dict[str, str]
+
+
+class ModuleRecord(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+    tag: str | None
+    class_: str
+    shown: bool
+    status: str
+    calls: int
+    execution_order: int | None
+    forward_args: tuple[str, ...]
+    parameters: tuple[str, ...]
+    direct_parameters: tuple[str, ...]
+    children: tuple[str, ...]
+    aliases: tuple[str, ...]
+    nodes: int
+
+
+class NodeRecord(msgspec.Struct, frozen=True):
+    name: str
+    op_type: str
+    module: str | None
+    tag: str | None
+    tags: tuple[str, ...]
+    method: str | None
+    call: int | None
+
+
+class TensorRecord(msgspec.Struct, frozen=True):
+    producer: str | None
+    consumers: tuple[str, ...]
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    nodes: int
+    tagged_nodes: int
+    coverage: float
+    tags: int
+    auxiliary_nodes: int
+    methods: dict[str, int]
+    modules: int
+    module_status: dict[str, int]
+    tensors: int
+
+
+class Sidecar(msgspec.Struct, frozen=True):
+    """`<stem>_hierarchy.json`: the whole map."""
+
+    format: str
+    model: ModelRecord
+    export: ExportRecord
+    modules: dict[str, ModuleRecord]
+    expected_hierarchy: tuple[str, ...]
+    nodes: dict[str, NodeRecord]
+    tensors: dict[str, TensorRecord]
+    statistics: Statistics
+
+
+class Embedded(msgspec.Struct, frozen=True):
+    """The model-level metadata: enough to explain the file when the sidecar is lost."""
+
+    format: str
+    strategy: str
+    exporter: str
+    model: ModelRecord
+    export: ExportRecord
+    modules: dict[str, ModuleRecord]
+
+
+_sorted_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def encode_sidecar(sidecar: Sidecar) -> bytes:
+    return msgspec.json.format(_sorted_encoder.encode(sidecar), indent=1) + b"\n"
+
+
+def encode_embedded(embedded: Embedded) -> str:
+    return _sorted_encoder.encode(embedded).decode()
+
+
+def decode_embedded(text: str) -> Embedded:
+    try:
+        return msgspec.json.decode(text, type=Embedded)
+    except msgspec.DecodeError as error:
+        raise FormatError(f"the model's {METADATA_KEY} metadata cannot be read: {error}") from error
+
+
+def sidecar_path(onnx_path: Path) -> Path:
+    return onnx_path.with_name(f"{onnx_path.stem}_hierarchy.json")
+
+
+def read_sidecar(path: Path) -> Sidecar:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Sidecar)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise FormatError(f"{path} is not a hierarchy file: {error}", hint="export the model again") from error

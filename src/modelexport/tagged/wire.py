@@ -1,0 +1,189 @@
+"""The protobuf wire format of a model file: read it without its weights, edit it without touching them.
+
+An ONNX file is a message of length-delimited fields. Walking the fields steps over the payload
+of every initializer; an edit replaces the few bytes it concerns and keeps all others as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from modelexport.errors import FormatError
+
+Buffer = bytes | memoryview
+
+# Field numbers of onnx.proto, fixed by the ONNX specification.
+_MODEL_GRAPH, _MODEL_METADATA, _MODEL_FUNCTIONS = 7, 14, 25
+_GRAPH_NODE, _GRAPH_INITIALIZER = 1, 5
+_FUNCTION_NODE = 7
+_NODE_ATTRIBUTE, _NODE_DOC = 5, 6
+_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
+_ENTRY_KEY = 1
+_TENSOR_PAYLOAD = frozenset({4, 5, 6, 7, 9, 10, 11})
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+DocEdit = Callable[[bytes | None], bytes | None]
+"""Given a node's doc_string (None: it has none), the one to write (None: none). Called once a node, in file order."""
+
+
+class Field(NamedTuple):
+    number: int
+    kind: int
+    start: int
+    body: int
+    end: int
+
+
+def fields(data: Buffer, position: int, end: int) -> Iterator[Field]:
+    """The fields of the message that lies between two offsets."""
+    while position < end:
+        start = position
+        key, position = _read_varint(data, position, end)
+        kind = key & 7
+        if kind == _BYTES:
+            length, position = _read_varint(data, position, end)
+            body, position = position, position + length
+        elif kind == _VARINT:
+            body = position
+            _, position = _read_varint(data, position, end)
+        elif kind in (_FIXED64, _FIXED32):
+            body, position = position, position + (8 if kind == _FIXED64 else 4)
+        else:
+            raise FormatError("the file is not an ONNX model", hint="it has a field of an unknown kind")
+        if position > end:
+            raise FormatError("the file is not a whole ONNX model", hint="it ends in the middle; write it again")
+        yield Field(key >> 3, kind, start, body, position)
+
+
+def without_payload(data: Buffer) -> bytes:
+    """The same model with every initializer emptied of its values; names, types and shapes stay."""
+    parts: list[Buffer] = []
+    for field in fields(data, 0, len(data)):
+        if field.number == _MODEL_GRAPH and field.kind == _BYTES:
+            parts += _delimited(_MODEL_GRAPH, _emptied_graph(data, field))
+        else:
+            parts.append(data[field.start : field.end])
+    return b"".join(parts)
+
+
+def _emptied_graph(data: Buffer, graph: Field) -> list[Buffer]:
+    parts: list[Buffer] = []
+    for field in fields(data, graph.body, graph.end):
+        if field.number == _GRAPH_INITIALIZER and field.kind == _BYTES:
+            kept = [f for f in fields(data, field.body, field.end) if f.number not in _TENSOR_PAYLOAD]
+            parts += _delimited(_GRAPH_INITIALIZER, [data[f.start : f.end] for f in kept])
+        else:
+            parts.append(data[field.start : field.end])
+    return parts
+
+
+def rewrite(
+    data: Buffer, doc_edit: DocEdit, *, add_metadata: tuple[str, str] | None = None, drop_metadata: str | None = None
+) -> list[Buffer]:
+    """The model with its nodes' doc_strings edited, as pieces to write one after the other.
+
+    Pieces that did not change are slices of `data`, so weights are never copied. Metadata is
+    added at the end, or dropped by its key.
+    """
+    pieces: list[Buffer] = []
+    for field in fields(data, 0, len(data)):
+        if field.number == _MODEL_GRAPH and field.kind == _BYTES:
+            pieces += _delimited(_MODEL_GRAPH, _edited_nodes(data, field, _GRAPH_NODE, doc_edit))
+        elif field.number == _MODEL_FUNCTIONS and field.kind == _BYTES:
+            pieces += _delimited(_MODEL_FUNCTIONS, _edited_nodes(data, field, _FUNCTION_NODE, doc_edit))
+        elif drop_metadata is not None and field.number == _MODEL_METADATA and _key(data, field) == drop_metadata:
+            continue
+        else:
+            pieces.append(data[field.start : field.end])
+    if add_metadata is not None:
+        key, value = (text.encode() for text in add_metadata)
+        entry = [*_delimited(1, [key]), *_delimited(2, [value])]
+        pieces += _delimited(_MODEL_METADATA, entry)
+    return pieces
+
+
+def _edited_nodes(data: Buffer, parent: Field, node_field: int, doc_edit: DocEdit) -> list[Buffer]:
+    pieces: list[Buffer] = []
+    kept_from = parent.body
+    for field in fields(data, parent.body, parent.end):
+        if field.number == node_field and field.kind == _BYTES:
+            if kept_from < field.start:
+                pieces.append(data[kept_from : field.start])
+            pieces += _delimited(node_field, _edited_node(data, field, doc_edit))
+            kept_from = field.end
+    if kept_from < parent.end:
+        pieces.append(data[kept_from : parent.end])
+    return pieces
+
+
+def _edited_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:
+    parts = list(fields(data, node.body, node.end))
+    old = next((f for f in parts if f.number == _NODE_DOC and f.kind == _BYTES), None)
+    new = doc_edit(None if old is None else bytes(data[old.body : old.end]))
+    pieces: list[Buffer] = []
+    kept_from = node.body
+    for field in parts:
+        if field is old:
+            replacement = [] if new is None else _delimited(_NODE_DOC, [new])
+        elif field.number == _NODE_ATTRIBUTE and field.kind == _BYTES and _holds_graph(data, field):
+            replacement = _delimited(_NODE_ATTRIBUTE, _edited_attribute(data, field, doc_edit))
+        else:
+            continue
+        pieces += [data[kept_from : field.start], *replacement]
+        kept_from = field.end
+    pieces.append(data[kept_from : node.end])
+    if old is None and new is not None:
+        pieces += _delimited(_NODE_DOC, [new])
+    return pieces
+
+
+def _holds_graph(data: Buffer, attribute: Field) -> bool:
+    return any(f.number in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS) for f in fields(data, attribute.body, attribute.end))
+
+
+def _edited_attribute(data: Buffer, attribute: Field, doc_edit: DocEdit) -> list[Buffer]:
+    pieces: list[Buffer] = []
+    for field in fields(data, attribute.body, attribute.end):
+        if field.number in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS) and field.kind == _BYTES:
+            pieces += _delimited(field.number, _edited_nodes(data, field, _GRAPH_NODE, doc_edit))
+        else:
+            pieces.append(data[field.start : field.end])
+    return pieces
+
+
+def _key(data: Buffer, entry: Field) -> str:
+    for field in fields(data, entry.body, entry.end):
+        if field.number == _ENTRY_KEY and field.kind == _BYTES:
+            return bytes(data[field.body : field.end]).decode("utf-8", "replace")
+    return ""
+
+
+def _delimited(number: int, body: list[Buffer]) -> list[Buffer]:
+    """A length-delimited field around these pieces."""
+    header = _varint(number << 3 | _BYTES) + _varint(sum(map(len, body)))
+    return [header, *body]
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _read_varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < end:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            break
+    raise FormatError("the file is not a whole ONNX model", hint="it is cut short or of another kind; write it again")

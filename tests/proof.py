@@ -1,0 +1,293 @@
+"""The proof that a map is true: PyTorch's values against ONNX Runtime's, module by module.
+
+`prove` exports a model and checks every promise of the map on it. Its heart is the value test:
+the tensors that each module returns in PyTorch are looked for among the tensors that the nodes
+of this module read and write in ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import nn
+
+import modelexport
+from modelexport.baseline.calling import read_inputs
+from modelexport.hierarchy.capture import scan, tensors_in
+from modelexport.tagged.model import TaggedModel
+
+TOLERANCE = {"rtol": 2e-3, "atol": 1e-4}
+
+
+@dataclass
+class Returned:
+    """What one call of a module took and gave back, floating-point tensors only."""
+
+    taken: list[np.ndarray]
+    given: list[np.ndarray]
+
+
+@dataclass
+class Verdict:
+    """The outcome of the value test for one model."""
+
+    checked: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+def floats(value: object) -> list[np.ndarray]:
+    found = [t.detach() for t in tensors_in(value) if isinstance(t, torch.Tensor)]
+    return [t.float().numpy().copy() for t in found if t.is_floating_point() and t.numel()]
+
+
+def pytorch_values(model: nn.Module, example_inputs: Any) -> dict[str, list[Returned]]:
+    """Run the model once and keep what each module returned, by module path and call."""
+    inputs = read_inputs(example_inputs)
+    values: dict[str, list[Returned]] = {}
+    handles = []
+    try:
+        for path in scan(model):
+
+            def keep(module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
+                values.setdefault(path, []).append(Returned(floats((args, kwargs)), floats(output)))
+
+            handles.append(model.get_submodule(path).register_forward_hook(keep, with_kwargs=True))
+        training = [(module, module.training) for module in model.modules()]
+        model.eval()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
+        for module, was in training:
+            module.training = was
+    finally:
+        for handle in handles:
+            handle.remove()
+    return values
+
+
+def onnx_values(path: Path, example_inputs: Any) -> dict[str, np.ndarray]:
+    """Run the file with every tensor exposed and optimisation off; keys as in `modelexport.graph`."""
+    proto = onnx.load(path)
+    inputs = read_inputs(example_inputs)
+    given = [t.detach().numpy() for t in tensors_in((inputs.args, list(inputs.kwargs.values())))]
+    initializers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    names = [value.name for value in proto.graph.input if value.name not in initializers]
+    feeds = _match_feeds(proto, names, inputs, given)
+    values = _run(proto, feeds, path.parent)
+    keys = {name: name for name in values}
+    while (found := _branch_to_inline(proto)) is not None:
+        node, taken = found, bool(np.asarray(values[found.input[0]]).reshape(-1)[0])
+        keys.update(_inline(proto, node, "then_branch" if taken else "else_branch"))
+        values = _run(proto, feeds, path.parent)
+    everything = {**initializers, **feeds, **values}
+    return {keys.get(name, name): value for name, value in everything.items()}
+
+
+def _match_feeds(proto: onnx.ModelProto, names: list[str], inputs: Any, given: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """By name where the names are the model's own, else by position (an exporter may drop unused inputs)."""
+    by_name = {name: value.numpy() for name, value in inputs.kwargs.items() if isinstance(value, torch.Tensor)}
+    if names and all(name in by_name for name in names):
+        return {name: by_name[name] for name in names}
+    if len(names) == len(given):
+        return dict(zip(names, given, strict=True))
+    feeds: dict[str, np.ndarray] = {}
+    remaining = list(given)
+    for value in proto.graph.input:
+        shape = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        fit = next(i for i, array in enumerate(remaining) if array.shape == shape)
+        feeds[value.name] = remaining.pop(fit)
+    return feeds
+
+
+def _run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(proto)
+    present = {value.name for value in exposed.graph.output}
+    for node in exposed.graph.node:
+        for name in node.output:
+            if name and name not in present:
+                exposed.graph.output.append(onnx.ValueInfoProto(name=name))
+                present.add(name)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(exposed.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    outputs = [value.name for value in session.get_outputs()]
+    results = session.run(outputs, feeds)
+    return {name: value for name, value in zip(outputs, results, strict=True) if isinstance(value, np.ndarray)}
+
+
+def _branch_to_inline(proto: onnx.ModelProto) -> onnx.NodeProto | None:
+    for node in proto.graph.node:
+        if {attribute.name for attribute in node.attribute} >= {"then_branch", "else_branch"}:
+            return node
+    return None
+
+
+def _inline(proto: onnx.ModelProto, node: onnx.NodeProto, branch: str) -> dict[str, str]:
+    """Put a branch's nodes in place of the conditional; returns the keys of the tensors brought up."""
+    body = next(attribute.g for attribute in node.attribute if attribute.name == branch)
+    prefix = f"{node.output[0]}/{branch}/"
+    place = list(proto.graph.node).index(node)
+    nodes = list(body.node)
+    for result, outer in zip(body.output, node.output, strict=True):
+        nodes.append(onnx.helper.make_node("Identity", [result.name], [outer]))
+    before, after = list(proto.graph.node)[:place], list(proto.graph.node)[place + 1 :]
+    proto.graph.initializer.extend(body.initializer)
+    del proto.graph.node[:]
+    proto.graph.node.extend([*before, *nodes, *after])
+    return {name: prefix + name for inner in body.node for name in inner.output}
+
+
+def value_test(exported: TaggedModel, returned: dict[str, list[Returned]], values: dict[str, np.ndarray]) -> Verdict:
+    """Look for every returned tensor among the tensors of the module's nodes, by module and by tag."""
+    verdict = Verdict()
+    by_module = _tensors_by(exported, lambda tag: _dotted_prefixes(tag.hierarchy_module))
+    by_tag = _tensors_by(exported, lambda tag: _tag_prefixes(tag.hierarchy_path))
+    anywhere = list(values)
+    for path, calls in returned.items():
+        record = exported.modules[path]
+        if record.status == "absorbed":
+            if by_module.get(path):
+                verdict.failures.append(f"{path!r} is called absorbed, but has nodes")
+            continue
+        if record.status == "unused":
+            verdict.failures.append(f"{path!r} ran, but is called unused")
+            continue
+        groups = [("module", by_module.get(path, []))]
+        if record.tag is not None:
+            groups.append(("tag", by_tag.get(record.tag, [])))
+        for number, call in enumerate(calls):
+            for kind, names in groups:
+                _check_call(verdict, f"{path!r} call {number} by {kind}", call, names, anywhere, values)
+    return verdict
+
+
+def _check_call(
+    verdict: Verdict, place: str, call: Returned, names: list[str], anywhere: list[str], values: dict[str, np.ndarray]
+) -> None:
+    """One call passes when each tensor it made is there.
+
+    A tensor that the module was given and hands on is not its work. A tensor that is nowhere in
+    the graph was removed because nothing reads it, which only counts as such beside one that is there.
+    """
+    made = [tensor for tensor in call.given if not any(same(tensor, other) for other in call.taken)]
+    missing = [tensor for tensor in made if not found(tensor, names, values)]
+    verdict.checked += len(made)
+    if not missing:
+        return
+    misplaced = [tensor for tensor in missing if found(tensor, anywhere, values)]
+    if misplaced:
+        verdict.failures.append(f"{place}: {len(misplaced)} of {len(made)} tensors are at other modules' nodes")
+    elif len(missing) == len(made):
+        verdict.failures.append(f"{place}: none of {len(made)} tensors of shape {missing[0].shape} is in the graph")
+
+
+def found(tensor: np.ndarray, names: list[str], values: dict[str, np.ndarray]) -> bool:
+    return any(same(tensor, values[name]) for name in names if name in values)
+
+
+def same(first: np.ndarray, second: np.ndarray) -> bool:
+    if first.shape != second.shape or second.dtype.kind != "f":
+        return False
+    return np.allclose(first, second.astype(np.float32), equal_nan=True, **TOLERANCE)
+
+
+def _tensors_by(exported: TaggedModel, prefixes: Any) -> dict[str, list[str]]:
+    groups: dict[str, dict[str, None]] = {}
+    for node, tag in exported.items():
+        if tag is not None:
+            for prefix in prefixes(tag):
+                groups.setdefault(prefix, {}).update(dict.fromkeys((*node.inputs, *node.outputs)))
+    return {prefix: list(names) for prefix, names in groups.items()}
+
+
+def _dotted_prefixes(path: str) -> Iterator[str]:
+    yield ""
+    parts = path.split(".") if path else []
+    for end in range(1, len(parts) + 1):
+        yield ".".join(parts[:end])
+
+
+def _tag_prefixes(tag: str) -> Iterator[str]:
+    parts = tag.split("/")
+    for end in range(2, len(parts) + 1):
+        yield "/".join(parts[:end])
+
+
+def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: str, **options: Any) -> None:
+    """The baseline as anyone would write it, with nothing of ours."""
+    inputs = read_inputs(example_inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            inputs.args,
+            str(path),
+            kwargs=inputs.kwargs or None,
+            dynamo=exporter == "dynamo",
+            verbose=False,
+            input_names=inputs.names,
+            **options,
+        )
+
+
+def strip_bytes(path: Path) -> bytes:
+    target = path.with_name("stripped.onnx")
+    modelexport.strip(path, target)
+    return target.read_bytes()
+
+
+def hooks_of(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def check_map(exported: TaggedModel, returned: dict[str, list[Returned]]) -> None:
+    """Completeness, unambiguity, and that every module that ran is accounted for."""
+    modules = exported.modules
+    for node, tag in exported.items():
+        assert tag is not None, f"{node.key} has no tag"
+        assert tag.hierarchy_module in modules, f"{node.key}: no module {tag.hierarchy_module!r}"
+        assert tag.hierarchy_method in ("scope", "parameter", "dataflow", "root")
+        assert tag.hierarchy_tags[0] == tag.hierarchy_path
+        assert tag.hierarchy_count == len(tag.hierarchy_tags) == len(set(tag.hierarchy_tags))
+        assert list(tag.hierarchy_tags[1:]) == sorted(tag.hierarchy_tags[1:])
+    tags = [record.tag for record in modules.values() if record.tag is not None]
+    assert len(tags) == len(set(tags)), "two modules share a tag"
+    for path in returned:
+        assert modules[path].status in ("nodes", "absorbed"), f"{path!r} ran but is {modules[path].status}"
+
+
+def check_valid(path: Path) -> None:
+    onnx.checker.check_model(str(path), full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def prove(model: nn.Module, example_inputs: Any, folder: Path, strategy: str, **options: Any) -> Verdict:
+    """Export the model and check every promise of the map; raises on the first that does not hold."""
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    training = [module.training for module in model.modules()]
+    hooks = hooks_of(model)
+    report = modelexport.export_model(model, example_inputs, folder / "model.onnx", strategy=strategy, **options)
+    assert hooks_of(model) == hooks
+    assert [module.training for module in model.modules()] == training
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert "forward" not in vars(model)
+    exported = modelexport.load(report.onnx_path)
+    returned = pytorch_values(model, example_inputs)
+    check_map(exported, returned)
+    check_valid(report.onnx_path)
+    verdict = value_test(exported, returned, onnx_values(report.onnx_path, example_inputs))
+    assert not verdict.failures, "\n".join(verdict.failures)
+    return verdict
