@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def pytorch_values(model: nn.Module, example_inputs: Any) -> dict[str, list[Retu
             handles.append(model.get_submodule(path).register_forward_hook(keep, with_kwargs=True))
         training = [(module, module.training) for module in model.modules()]
         model.eval()
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), eager_conditions():
             warnings.simplefilter("ignore")
             model(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
         for module, was in training:
@@ -72,6 +73,17 @@ def pytorch_values(model: nn.Module, example_inputs: Any) -> dict[str, list[Retu
         for handle in handles:
             handle.remove()
     return values
+
+
+@contextmanager
+def eager_conditions() -> Iterator[None]:
+    """Let `torch.cond` simply choose, so that hooks see the modules of the branch it takes."""
+    original = torch.cond
+    torch.cond = lambda pred, yes, no, operands=(): (yes if pred else no)(*operands)
+    try:
+        yield
+    finally:
+        torch.cond = original
 
 
 def onnx_values(path: Path, example_inputs: Any) -> dict[str, np.ndarray]:
@@ -225,20 +237,26 @@ def _tag_prefixes(tag: str) -> Iterator[str]:
 
 
 def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: str, **options: Any) -> None:
-    """The baseline as anyone would write it, with nothing of ours."""
-    inputs = read_inputs(example_inputs)
+    """The baseline as anyone would write it, with nothing of ours.
+
+    Where the tracer cannot pass keywords, the model is called by position, as people do.
+    """
+    named = isinstance(example_inputs, dict)
+    args = () if named else example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    options = {"dynamo": exporter == "dynamo", "verbose": False, **options}
+    if named:
+        options |= {"kwargs": example_inputs, "input_names": list(example_inputs)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model,
-            inputs.args,
-            str(path),
-            kwargs=inputs.kwargs or None,
-            dynamo=exporter == "dynamo",
-            verbose=False,
-            input_names=inputs.names,
-            **options,
-        )
+        try:
+            torch.onnx.export(model, args, str(path), **options)
+        except TypeError:
+            forward = model.forward
+            model.forward = lambda *tensors: forward(**dict(zip(options["input_names"], tensors, strict=True)))
+            try:
+                torch.onnx.export(model, tuple(options.pop("kwargs").values()), str(path), **options)
+            finally:
+                del model.forward
 
 
 def strip_bytes(path: Path) -> bytes:

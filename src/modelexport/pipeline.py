@@ -15,7 +15,7 @@ from torch import nn
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.strategies import EXPORTERS, FX, HTP, ExportStrategy, Strategy, attribute, find_strategy
 from modelexport.baseline import dynamo, torchscript
-from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, read_inputs
+from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, in_signature_order, read_inputs
 from modelexport.baseline.options import Baseline, Buffer, ExportOptions
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError
 from modelexport.graph import flatten
@@ -67,8 +67,8 @@ def export_model(
     file and writes only the sidecar. Raises a ModelExportError with a hint when it cannot.
     """
     target = _check_target(output_path)
-    inputs = read_inputs(example_inputs)
-    tree_model = _check_model(model)
+    module = _check_model(model)
+    inputs = in_signature_order(module, read_inputs(example_inputs))
     policy = make_policy(torch_nn_exceptions, include, exclude, max_depth)
     options = ExportOptions(
         optimize=optimize,
@@ -86,9 +86,9 @@ def export_model(
     steps = Steps(on_step)
     with EXPORT_LOCK, staging(target.parent, None if temp_dir is None else Path(temp_dir)) as stage:
         with steps.step("read the module tree"):
-            tree = scan(tree_model)
+            tree = scan(module)
             tags = assign_tags(tree, policy)
-        chosen, used, reason, baseline = _export_baseline(tree_model, tree, inputs, stage, target, options, attempts, steps)
+        chosen, used, reason, baseline = _export_baseline(module, tree, inputs, stage, target, options, attempts, steps)
         data = baseline.open()
         with steps.step("attribute nodes to modules"):
             proto = parse(data, target)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 
 from modelexport.attribution.evidence import Facts
 from modelexport.baseline.trace import Site
 from modelexport.hierarchy.tree import is_within
+
+_REACH = 64
+"""How many unsettled nodes to pass in search of a settled one."""
 
 
 def by_parameter(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
@@ -28,9 +32,10 @@ def by_parameter(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
             if candidates:
                 votes[index] = candidates
     found = {index: Site(path) for index, path in _unanimous(votes)}
+    known = ChainMap(found, dict(settled))
     for index, candidates in votes.items():
         if index not in found:
-            path = _nearest(facts, index, set.union(*candidates), {**settled, **found})
+            path = _nearest(facts, index, set.union(*candidates), known)
             if path is not None:
                 found[index] = Site(path)
     only_call = facts.trace.log.only_calls()
@@ -79,15 +84,35 @@ def _unanimous(votes: Mapping[int, list[set[str]]]) -> Iterable[tuple[int, str]]
 
 
 def _nearest(facts: Facts, index: int, candidates: set[str], settled: Mapping[int, Site]) -> str | None:
-    """The one candidate that shares the deepest ancestor with the nodes around; None if two do."""
-    around = [settled[i].path for i in (*facts.graph.writers(index), *facts.graph.readers(index)) if i in settled]
+    """The one candidate that shares the deepest ancestor with the settled nodes around; None if two do."""
+    around = [settled[other].path for other in _settled_around(facts, index, settled)]
+    if not around:
+        return None
     ranked = sorted(
         ((max(len(facts.tree.common_ancestor(path, other)) for other in around), path) for path in candidates),
         reverse=True,
     )
-    if not around or (len(ranked) > 1 and ranked[0][0] == ranked[1][0]):
+    if len(ranked) > 1 and ranked[0][0] == ranked[1][0]:
         return None
     return ranked[0][1]
+
+
+def _settled_around(facts: Facts, index: int, settled: Mapping[int, Site]) -> set[int]:
+    """The first settled nodes met on the ways out of a node, within its own body."""
+    body = facts.graph.nodes[index].enclosing
+    met: set[int] = set()
+    for step in (facts.graph.writers, facts.graph.readers):
+        pending, seen = list(step(index)), {index}
+        while pending and len(seen) < _REACH:
+            other = pending.pop()
+            if other in seen or facts.graph.nodes[other].enclosing != body:
+                continue
+            seen.add(other)
+            if other in settled:
+                met.add(other)
+            else:
+                pending.extend(step(other))
+    return met
 
 
 def _recorded(facts: Facts, index: int) -> Site | None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.hierarchy.capture import forward_args
 
 EXPORT_LOCK = threading.RLock()
 """torch's exporters keep global state: one export at a time in a process."""
@@ -58,6 +59,13 @@ def read_inputs(example_inputs: object) -> ModelInputs:
                 hint="inputs are tensors, or plain constants that stay fixed; convert arrays with torch.as_tensor",
             )
     return inputs
+
+
+def in_signature_order(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
+    """Keyword inputs in the order of forward's arguments, which is the order of the graph's inputs."""
+    rank = {name: place for place, name in enumerate(forward_args(model))}
+    ordered = sorted(inputs.kwargs.items(), key=lambda item: rank.get(item[0], len(rank)))
+    return ModelInputs(inputs.args, dict(ordered))
 
 
 def _holds_tensor(value: object) -> bool:
@@ -136,9 +144,9 @@ def _named_fields(output: Any) -> dict[str, Any]:
 def _is_exportable(value: Any) -> bool:
     if value is None or isinstance(value, torch.Tensor):
         return True
-    if type(value) in (tuple, list):
+    if isinstance(value, tuple | list):
         return all(_is_exportable(item) for item in value)
-    return type(value) is dict and all(_is_exportable(item) for item in value.values())
+    return isinstance(value, dict) and all(_is_exportable(item) for item in value.values())
 
 
 def _flat_names(fields: Mapping[str, Any]) -> list[str]:

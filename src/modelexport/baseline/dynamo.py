@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Hashable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output
 from modelexport.baseline.options import Baseline, Buffer, ExportOptions
-from modelexport.baseline.trace import Operation, Site, Survivors, Trace
+from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
 from modelexport.hierarchy.calls import Call, CallLog, assign_operations
 from modelexport.hierarchy.capture import recording
 from modelexport.hierarchy.tree import ModuleTree
@@ -75,13 +76,20 @@ class _FxTap:
         if tracer is None:
             return None
         slot = get_proxy_slot(tensor, tracer, None)
-        return None if slot is None else str(slot.proxy.node.name)
+        return None if slot is None else _value_name(slot.proxy.node, lambda node: str(node.name))
 
     def made_by(self, spans: list[tuple[int, int]]) -> dict[str, int]:
         tracer = self._tracer()
         if tracer is None:
             return {}
         return assign_operations(spans, [(node.name, place) for place, node in enumerate(tracer.graph.nodes, 1)])
+
+
+def _value_name(node: Any, name_of: Callable[[Any], str]) -> str:
+    """A node by its name; one of several results of a node by that node's name and its place among them."""
+    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+        return f"{name_of(node.args[0])}[{node.args[1]}]"
+    return name_of(node)
 
 
 class _Translation:
@@ -160,22 +168,24 @@ def _read_trace(program: Any, tree: ModuleTree, log: CallLog, translation: _Tran
     if not log.made_by or getattr(program, "_capture_strategy", None) != "TorchExportNonStrictStrategy":
         log = _log_from_stacks(fx_nodes, tree)
     origins = {node.name: _origin(node, log) for node in fx_nodes}
-    sites = {name: Site(log.calls[log.made_by[op]].path, log.made_by[op]) for name, op in origins.items() if op}
-    final = [_operation(node) for node in program.model.graph]
-    scopes: dict[str, Site] = {}
-    for names in (_fx_names(program.model), translation.fx_names, {name: name for name in sites}):
-        scopes.update({tensor: sites[fx_name] for tensor, fx_name in names.items() if fx_name in sites})
-    given = [value.name for value in (*program.model.graph.inputs, *program.model.graph.initializers.values())]
-    renamed = _renamed_outputs(translation.outputs, [value.name for value in program.model.graph.outputs])
-    scopes.update({renamed[name]: site for name, site in scopes.items() if name in renamed})
+    numbers = {name: log.made_by[origin] for name, origin in origins.items() if origin is not None}
+    sites = {name: Site(log.calls[number].path, number) for name, number in numbers.items()}
+    graph = program.model.graph
+    renamed = _renamed_outputs(translation.outputs, [value.name for value in graph.outputs])
     before = [_rename(operation, renamed) for operation in translation.operations]
-    survivors = Survivors(before, final, frozenset(name for name in given if name))
-    latest = {op: name for name, op in origins.items() if op}
-    known = {name for operation in before for name in operation.outputs}
+    translated = {renamed.get(tensor, tensor): fx_name for tensor, fx_name in translation.fx_names.items()}
+    given = frozenset(value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name)
+    survivors = Survivors(before, [_operation(node) for node in graph], given)
+    # A node that still says which FX node it comes from is believed first: an optimiser may have given
+    # its result the name of another value.
+    certain = {tensor: sites[name] for tensor, name in _fx_names(program.model).items() if name in sites}
+    scopes = settle_scopes(certain, ((tensor, sites[n]) for tensor, n in translated.items() if n in sites), survivors)
+    latest = {_value_name(node, lambda n: origins.get(n.name) or ""): node.name for node in fx_nodes}
+    latest.update({origin: name for name, origin in origins.items() if origin is not None})
     returned: dict[int, tuple[str, ...]] = {}
     for number, call in enumerate(log.calls):
         now = [renamed.get(latest.get(name, ""), latest.get(name, "")) for name in call.returned]
-        if now and all(name in known for name in now):
+        if now and all(name in translated for name in now):
             returned[number] = tuple(name for name in map(survivors.find, now) if name is not None)
     return Trace(log, scopes, returned)
 

@@ -12,28 +12,35 @@ from torch import nn
 
 from modelexport.baseline.calling import ModelInputs, keyword_shim, preserved, quiet, shaped_output
 from modelexport.baseline.options import Baseline, Buffer, ExportOptions
-from modelexport.baseline.trace import Operation, Site, Survivors, Trace
+from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
 from modelexport.errors import ArgumentError
 from modelexport.hierarchy.calls import CallLog
-from modelexport.hierarchy.capture import recording
+from modelexport.hierarchy.capture import forward_args, recording
 from modelexport.hierarchy.tree import ModuleTree
 
 _LOOK_AHEAD = 200
 """How many traced operations may have been dropped in a row before a match is given up."""
 _CALL_BLOCK = "prim::TracedModuleForward"
+_NODE_NAME = "onnx_name"
+"""Where the exporter keeps a node's name until it writes it."""
 _INLINE_LIMIT = 2**31 - 2**24
 """Above this a protobuf cannot hold the weights, and the exporter needs a path for its data files."""
 
 
 def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions) -> Baseline:
     """Export with `torch.onnx.export(dynamo=False)`, into memory where the weights allow it."""
-    tap = _JitTap()
-    try:
-        return _export_once(model, tree, inputs, target, options, tap)
-    except _TraceDisturbed:
-        # Asking for a value put a constant into the trace; without asking, the trace is the baseline's.
-        tap.ask = False
-        return _export_once(model, tree, inputs, target, options, tap)
+    tap, shim = _JitTap(), False
+    while True:
+        try:
+            return _export_once(model, tree, inputs, target, options, tap, shim)
+        except _TraceDisturbed:
+            # Asking for a value put a constant into the trace; without asking, the trace is the baseline's.
+            tap = _JitTap(ask=False)
+        except TypeError:
+            # The tracer passes keywords by position and fills in defaults, which many models reject.
+            if shim:
+                raise
+            shim = True
 
 
 class _TraceDisturbed(Exception):
@@ -41,7 +48,13 @@ class _TraceDisturbed(Exception):
 
 
 def _export_once(
-    model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions, tap: _JitTap
+    model: nn.Module,
+    tree: ModuleTree,
+    inputs: ModelInputs,
+    target: Path,
+    options: ExportOptions,
+    tap: _JitTap,
+    shim: bool,
 ) -> Baseline:
     names = options.input_names or inputs.names
     sink = _Sink()
@@ -53,13 +66,12 @@ def _export_once(
         _watched_lowering(tap) as lowering,
         quiet(options.verbose),
     ):
-        args = inputs.args
-        if inputs.kwargs:
-            args = _by_position(model, inputs)
+        args, kwargs = (_by_position(model, inputs), None) if shim else (inputs.args, inputs.kwargs or None)
         torch.onnx.export(
             model,
             args,
             str(target) if large or options.external_data else sink,  # type: ignore[arg-type]
+            kwargs=kwargs,
             dynamo=False,
             optimize=options.optimize,
             opset_version=options.opset_version,
@@ -77,12 +89,10 @@ def _export_once(
 
 
 def _by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:
-    """The keyword inputs as positional ones, for a forward that is rebound to take them so.
-
-    The tracer cannot pass keywords by name, and fills in defaults that a model may reject.
-    """
-    tensors = {name: value for name, value in inputs.kwargs.items() if not _is_constant(value)}
-    constants = {name: value for name, value in inputs.kwargs.items() if _is_constant(value)}
+    """Rebind forward to take the tensor inputs by position, and give them in that order."""
+    named = {**dict(zip(forward_args(model), inputs.args, strict=False)), **inputs.kwargs}
+    tensors = {name: value for name, value in named.items() if not _is_constant(value)}
+    constants = {name: value for name, value in named.items() if _is_constant(value)}
     keyword_shim(model, list(tensors), constants)
     return tuple(tensors.values())
 
@@ -137,8 +147,8 @@ class _Traced(NamedTuple):
 class _JitTap:
     """Reads the graph that torch.jit is tracing, where each call of a module is a block of its own."""
 
-    def __init__(self) -> None:
-        self.ask = True
+    def __init__(self, ask: bool = True) -> None:
+        self.ask = ask
         self.disturbed = False
         self.traced: list[_Traced] = []
         self.scopes: dict[str, list[int]] = {}
@@ -216,7 +226,7 @@ class _Lowering:
         self.final: Any = None
         self.made_by: dict[int, int] = {}
         self._translated_as: dict[int, int] = {}
-        self._tap = tap
+        self.tap = tap
         self._traced_as: dict[int, _Traced] = {}
         self._inlined_as: dict[int, int] = {}
         self._last_call = -1
@@ -230,7 +240,7 @@ class _Lowering:
 
     def inline(self, graph: Any) -> None:
         """The trace was inlined: the same operations in the same order, less some that nothing reads."""
-        traced = self._tap.traced
+        traced = self.tap.traced
         known: dict[int, int] = {}
         found: dict[int, _Traced] = {}
         place = 0
@@ -252,7 +262,7 @@ class _Lowering:
         self._graph = graph
         outputs = [value.unique() for value in node.outputs()]
         traced = next((self._traced_as[unique] for unique in outputs if unique in self._traced_as), None)
-        call = self._tap.call_in(node.scopeName(), self._last_call) if traced is None else traced.call
+        call = self.tap.call_in(node.scopeName(), self._last_call) if traced is None else traced.call
         self._last_call = call if call >= 0 else self._last_call
         added = []
         newest = graph.return_node().prev()
@@ -354,7 +364,8 @@ def _watched_lowering(tap: _JitTap) -> Iterator[_Lowering]:
 
 
 def _kind(node: Any) -> tuple[Any, bool]:
-    attributes = tuple((name, _attribute_key(node, name)) for name in sorted(node.attributeNames()))
+    names = sorted(name for name in node.attributeNames() if name != _NODE_NAME)
+    attributes = tuple((name, _attribute_key(node, name)) for name in names)
     return (node.kind(), attributes), not attributes
 
 
@@ -373,16 +384,17 @@ def _read_trace(log: CallLog, lowering: _Lowering) -> Trace:
 
     final = [_final_operation(node) for node in lowering.final.nodes()]
     present = frozenset(value.debugName() for value in lowering.final.inputs())
-    alive = present.union(*(operation.outputs for operation in final)) if final else present
-    scopes: dict[str, Site] = {}
-    for unique, number in lowering.made_by.items():
-        if number < len(log.calls) and names.get(unique) in alive:
-            scopes[names[unique]] = Site(log.calls[number].path, number)
     before = [
         Operation(tuple(map(name_for, outputs)), tuple(map(name_for, inputs)), kind, plain)
         for outputs, inputs, kind, plain in lowering.translated
     ]
     survivors = Survivors(before, final, present)
+    made_by = [(unique, call) for unique, call in lowering.made_by.items() if call < len(log.calls)]
+    sites = [(unique, Site(log.calls[call].path, call)) for unique, call in made_by]
+    alive = {name for operation in final for name in operation.outputs}
+    certain = {names[unique]: site for unique, site in sites if names.get(unique) in alive}
+    scopes = settle_scopes(certain, ((name_for(unique), site) for unique, site in sites), survivors)
+    _add_by_scope_name(scopes, lowering, log)
     returned: dict[int, tuple[str, ...]] = {}
     for number, call in enumerate(log.calls):
         values = [lowering.translated_value(name) for name in call.returned]
@@ -390,6 +402,20 @@ def _read_trace(log: CallLog, lowering: _Lowering) -> Trace:
             now = (survivors.find(name_for(unique)) for unique in values if unique is not None)
             returned[number] = tuple(name for name in now if name is not None)
     return Trace(log, scopes, returned)
+
+
+def _add_by_scope_name(scopes: dict[str, Site], lowering: _Lowering, log: CallLog) -> None:
+    """For a node that a late pass made: the call of the scope it was put in, as its neighbours tell."""
+    last = -1
+    for node in lowering.final.nodes():
+        names = [value.debugName() for value in node.outputs()]
+        site = next((scopes[name] for name in names if name in scopes), None)
+        if site is None:
+            call = lowering.tap.call_in(node.scopeName(), last)
+            if 0 <= call < len(log.calls):
+                scopes.update(dict.fromkeys(names, Site(log.calls[call].path, call)))
+        else:
+            last = site.call
 
 
 def _final_operation(node: Any) -> Operation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -82,3 +82,15 @@ class Survivors:
             if now is not None and now.kind == reader.kind and len(now.inputs) == len(reader.inputs):
                 return now.inputs[slot] or None
         return None
+
+
+def settle_scopes(
+    certain: Mapping[str, Site], translated: Iterable[tuple[str, Site]], survivors: Survivors
+) -> dict[str, Site]:
+    """The site of each tensor of the final graph: what is certain, then values followed from the translation."""
+    scopes = dict(certain)
+    for tensor, site in translated:
+        now = survivors.find(tensor)
+        if now is not None:
+            scopes.setdefault(now, site)
+    return scopes

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -112,9 +113,7 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 class Recorder:
     """Forward hooks that write down each call: where in the trace it began and ended, what it returned."""
 
-    def __init__(self, root: nn.Module, paths: Mapping[int, str], tap: Tap) -> None:
-        self._root = root
-        self._paths = paths
+    def __init__(self, tap: Tap) -> None:
         self._tap = tap
         self._reset()
 
@@ -124,23 +123,21 @@ class Recorder:
         self._counts: dict[str, int] = {}
         self._made_by: dict[str, int] = {}
 
-    def before(self, module: nn.Module, args: Any) -> None:
+    def before(self, path: str, module: nn.Module, args: Any) -> None:
         # Inside a graph body that dynamo compiles, any side effect would fail the capture.
         if torch.compiler.is_dynamo_compiling():
             return
-        if module is self._root:
+        if not path:
             self._reset()
-        path = self._paths[id(module)]
         index = self._counts.get(path, 0)
         self._counts[path] = index + 1
         parent = self._open[-1] if self._open else -1
         self._open.append(len(self._calls))
         self._calls.append(_OpenCall(path, index, parent, self._tap.position()))
 
-    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+    def after(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
             return
-        path = self._paths[id(module)]
         while self._open:
             number = self._open.pop()
             call = self._calls[number]
@@ -174,14 +171,15 @@ class _OpenCall:
 @contextmanager
 def recording(model: nn.Module, tree: ModuleTree, tap: Tap) -> Iterator[Recorder]:
     """Record the calls made while the block runs; every hook is gone afterwards."""
-    modules = {path: model.get_submodule(path) for path in tree}
-    recorder = Recorder(model, {id(module): path for path, module in modules.items()}, tap)
+    recorder = Recorder(tap)
     handles = []
     try:
-        for module in modules.values():
-            # First before, last after: what other hooks compute belongs to the module as well.
-            handles.append(module.register_forward_pre_hook(recorder.before, prepend=True))
-            handles.append(module.register_forward_hook(recorder.after))
+        for path in tree:
+            module = model.get_submodule(path)
+            # First before, last after: what other hooks compute belongs to the module as well. The
+            # path is bound here, because torch.export calls hooks with a stand-in for the module.
+            handles.append(module.register_forward_pre_hook(partial(recorder.before, path), prepend=True))
+            handles.append(module.register_forward_hook(partial(recorder.after, path)))
         yield recorder
     finally:
         for handle in handles:
