@@ -104,7 +104,9 @@ def onnx_values(path: Path, example_inputs: Any) -> dict[str, np.ndarray]:
     return {keys.get(name, name): value for name, value in everything.items()}
 
 
-def _match_feeds(proto: onnx.ModelProto, names: list[str], inputs: Any, given: list[np.ndarray]) -> dict[str, np.ndarray]:
+def _match_feeds(
+    proto: onnx.ModelProto, names: list[str], inputs: Any, given: list[np.ndarray]
+) -> dict[str, np.ndarray]:
     """By name where the names are the model's own, else by position (an exporter may drop unused inputs)."""
     by_name = {name: value.numpy() for name, value in inputs.kwargs.items() if isinstance(value, torch.Tensor)}
     if names and all(name in by_name for name in names):

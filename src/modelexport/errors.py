@@ -1,12 +1,12 @@
 """Every error this package raises, each with what to do next.
 
-    ModelExportError                 anything below; `hint` says what to do, `exit_code` what the command line returns
-      ArgumentError (ValueError)     an argument has a value that cannot work
-      ArgumentTypeError (TypeError)  an argument is of the wrong kind
-      SourceError (ValueError)       the model or its example inputs cannot be had
-      FileError (OSError)            a file or folder cannot be read or written
-      FormatError (ValueError)       a file is not what it should be
-      ExportError (RuntimeError)     torch could not export the model
+ModelExportError                 anything below; `hint` says what to do, `exit_code` what the command line returns
+  ArgumentError (ValueError)     an argument has a value that cannot work
+  ArgumentTypeError (TypeError)  an argument is of the wrong kind
+  SourceError (ValueError)       the model or its example inputs cannot be had
+  FileError (OSError)            a file or folder cannot be read or written
+  FormatError (ValueError)       a file is not what it should be
+  ExportError (RuntimeError)     torch could not export the model
 """
 
 from __future__ import annotations

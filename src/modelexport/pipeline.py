@@ -20,13 +20,20 @@ from modelexport.baseline.options import Baseline, Buffer, ExportOptions
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError
 from modelexport.graph import flatten
 from modelexport.hierarchy.capture import scan
-from modelexport.hierarchy.tags import TagPolicy, assign_tags, make_policy
+from modelexport.hierarchy.tags import assign_tags, make_policy
 from modelexport.hierarchy.tree import ModuleTree
 from modelexport.report import ExportReport, Steps
 from modelexport.tagged import codec, wire
 from modelexport.tagged.build import HierarchyMap, build_map, tensor_infos
 from modelexport.tagged.model import parse
-from modelexport.tagged.sidecar import METADATA_KEY, ExportRecord, ModelRecord, encode_embedded, encode_sidecar, sidecar_path
+from modelexport.tagged.sidecar import (
+    METADATA_KEY,
+    ExportRecord,
+    ModelRecord,
+    encode_embedded,
+    encode_sidecar,
+    sidecar_path,
+)
 from modelexport.tagged.staging import Staging, staging
 
 StrPath = str | os.PathLike[str]
@@ -96,7 +103,11 @@ def export_model(
             attributions = attribute(chosen, facts)
         with steps.step("build the map"):
             model_record = ModelRecord(
-                tree[""].qualified_class, source or tree[""].qualified_class, target.name, _opset(proto), proto.ir_version
+                tree[""].qualified_class,
+                source or tree[""].qualified_class,
+                target.name,
+                _opset(proto),
+                proto.ir_version,
             )
             export_record = ExportRecord(
                 strategy=chosen.name,
@@ -149,7 +160,9 @@ def _check_target(output_path: object) -> Path:
         raise ArgumentTypeError(f"the output path is a {type(output_path).__name__}", hint="pass a path such as m.onnx")
     target = Path(output_path)
     if target.suffix != ".onnx":
-        raise ArgumentError(f"the output {target.name!r} does not end in .onnx", hint="name it, for example, model.onnx")
+        raise ArgumentError(
+            f"the output {target.name!r} does not end in .onnx", hint="name it, for example, model.onnx"
+        )
     if not target.parent.is_dir():
         raise ArgumentError(f"the folder {target.parent} does not exist", hint="create it, or choose another output")
     if target.is_dir():
@@ -173,7 +186,8 @@ def _check_opset(opset_version: object, exporter: str) -> None:
     low, high = _OPSETS[exporter]
     if not low <= opset_version <= high:
         raise ArgumentError(
-            f"opset {opset_version} is out of range for the {exporter} exporter", hint=f"it writes opset {low} to {high}"
+            f"opset {opset_version} is out of range for the {exporter} exporter",
+            hint=f"it writes opset {low} to {high}",
         )
 
 

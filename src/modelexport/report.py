@@ -42,7 +42,7 @@ class ExportReport(msgspec.Struct, frozen=True):
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values."""
         statistics = self.hierarchy.statistics
-        record = {
+        return {
             "summary": {
                 "success": True,
                 "requested_strategy": self.requested,
@@ -62,7 +62,6 @@ class ExportReport(msgspec.Struct, frozen=True):
             "statistics": msgspec.to_builtins(statistics),
             "timings": dict(self.timings),
         }
-        return record
 
     def __getitem__(self, key: str) -> Any:
         return self.to_dict()[key]

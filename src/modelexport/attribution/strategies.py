@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 import msgspec
@@ -61,7 +60,9 @@ def register_strategy(strategy: Strategy) -> None:
     if not isinstance(strategy, Strategy):
         raise ArgumentTypeError(f"a {type(strategy).__name__} is not a Strategy")
     if strategy.exporter not in EXPORTERS:
-        raise ArgumentError(f"strategy {strategy.name!r} names the exporter {strategy.exporter!r}", hint=_choices(EXPORTERS))
+        raise ArgumentError(
+            f"strategy {strategy.name!r} names the exporter {strategy.exporter!r}", hint=_choices(EXPORTERS)
+        )
     if strategy.name == ExportStrategy.AUTO or _REGISTRY.get(strategy.name, strategy) != strategy:
         raise ArgumentError(f"a strategy called {strategy.name!r} exists already", hint="choose another name")
     _REGISTRY[strategy.name] = strategy
@@ -78,7 +79,9 @@ def known_strategies() -> dict[str, Strategy]:
 def find_strategy(name: str) -> Strategy:
     strategies = known_strategies()
     if name not in strategies:
-        raise ArgumentError(f"there is no strategy {str(name)!r}", hint=_choices((ExportStrategy.AUTO.value, *strategies)))
+        raise ArgumentError(
+            f"there is no strategy {str(name)!r}", hint=_choices((ExportStrategy.AUTO.value, *strategies))
+        )
     return strategies[name]
 
 
@@ -95,21 +98,13 @@ def attribute(strategy: Strategy, facts: Facts) -> list[Attribution | None]:
             if index not in settled:
                 settled[index] = site
                 methods[index] = str(evidence.method)
-    numbered = _call_indexes(facts)
-    answers: list[Attribution | None] = []
-    for index in range(len(facts.graph.nodes)):
-        site = settled.get(index)
-        answers.append(None if site is None else Attribution(site.path, numbered(site), methods[index]))
-    return answers
+    counts = facts.trace.log.count()
 
-
-def _call_indexes(facts: Facts):  # type: ignore[no-untyped-def]
-    counts: Mapping[str, int] = facts.trace.log.count()
-    calls = facts.trace.log.calls
-
-    def index_of(site: Site) -> int | None:
-        if counts.get(site.path, 0) < 2:
+    def answer(index: int) -> Attribution | None:
+        if index not in settled:
             return None
-        return calls[site.call].index if site.call >= 0 else None
+        site = settled[index]
+        repeated = counts.get(site.path, 0) > 1 and site.call >= 0
+        return Attribution(site.path, facts.trace.log.calls[site.call].index if repeated else None, methods[index])
 
-    return index_of
+    return [answer(index) for index in range(len(facts.graph.nodes))]

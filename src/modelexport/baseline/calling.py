@@ -46,7 +46,9 @@ def read_inputs(example_inputs: object) -> ModelInputs:
         kwargs = dict(example_inputs)
         wrong = [key for key in kwargs if not isinstance(key, str)]
         if wrong:
-            raise ArgumentTypeError(f"example_inputs has the key {wrong[0]!r}, which is not an argument name", hint=hint)
+            raise ArgumentTypeError(
+                f"example_inputs has the key {wrong[0]!r}, which is not an argument name", hint=hint
+            )
         inputs = ModelInputs((), kwargs)
     elif isinstance(example_inputs, tuple | list):
         inputs = ModelInputs(tuple(example_inputs), {})
@@ -83,7 +85,7 @@ def keyword_shim(model: nn.Module, names: Sequence[str], constants: Mapping[str,
     def forward(*tensors: Any) -> Any:
         return original(**dict(zip(names, tensors, strict=True)), **constants)
 
-    model.forward = forward  # type: ignore[method-assign]
+    model.forward = forward
 
 
 class OutputShape:
@@ -197,6 +199,19 @@ def _restore(live: dict[str, Any], saved: dict[str, Any]) -> None:
     if list(live) != list(saved) or any(live[key] is not saved[key] for key in saved):
         live.clear()
         live.update(saved)
+
+
+@contextmanager
+def swapped(owner: Any, **replacements: Any) -> Iterator[None]:
+    """Other values for some attributes of a module or object while the block runs."""
+    originals = {name: getattr(owner, name) for name in replacements}
+    try:
+        for name, value in replacements.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in originals.items():
+            setattr(owner, name, value)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output
+from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output, swapped
 from modelexport.baseline.options import Baseline, Buffer, ExportOptions
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
 from modelexport.hierarchy.calls import Call, CallLog, assign_operations
@@ -39,7 +39,7 @@ def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path
             str(target),
             kwargs=inputs.kwargs or None,
             dynamo=True,
-            verbose=True if options.verbose else False,
+            verbose=options.verbose,
             optimize=options.optimize,
             opset_version=options.opset_version,
             input_names=names,
@@ -118,7 +118,7 @@ def _watched_translation() -> Iterator[_Translation]:
     from torch.onnx._internal.exporter import _core
 
     translation = _Translation()
-    original = _core.onnxscript_apis
+    original: Any = vars(_core)["onnxscript_apis"]
 
     class Watched:
         def __getattr__(self, name: str) -> Any:
@@ -128,11 +128,8 @@ def _watched_translation() -> Iterator[_Translation]:
             translation.read(model)
             return original.convert_version(model, version)
 
-    _core.onnxscript_apis = Watched()
-    try:
+    with swapped(_core, onnxscript_apis=Watched()):
         yield translation
-    finally:
-        _core.onnxscript_apis = original
 
 
 def _operation(node: Any) -> Operation:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from modelexport.baseline.calling import ModelInputs, keyword_shim, preserved, quiet, shaped_output
+from modelexport.baseline.calling import ModelInputs, keyword_shim, preserved, quiet, shaped_output, swapped
 from modelexport.baseline.options import Baseline, Buffer, ExportOptions
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
 from modelexport.errors import ArgumentError
@@ -33,7 +33,7 @@ def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path
     while True:
         try:
             return _export_once(model, tree, inputs, target, options, tap, shim)
-        except _TraceDisturbed:
+        except _TraceDisturbedError:
             # Asking for a value put a constant into the trace; without asking, the trace is the baseline's.
             tap = _JitTap(ask=False)
         except TypeError:
@@ -43,8 +43,8 @@ def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path
             shim = True
 
 
-class _TraceDisturbed(Exception):
-    pass
+class _TraceDisturbedError(Exception):
+    """The trace is not the one that a plain export would have made."""
 
 
 def _export_once(
@@ -80,7 +80,7 @@ def _export_once(
             dynamic_axes=_dynamic_axes(options.dynamic_shapes, names),
         )
     if tap.disturbed:
-        raise _TraceDisturbed
+        raise _TraceDisturbedError
     if options.jit_graph is not None:
         options.jit_graph.write_text(str(lowering.final), encoding="utf-8")
     files = {path.name: path for path in target.parent.iterdir() if path != target}
@@ -211,7 +211,7 @@ def _ask(holder: list[torch.Tensor]) -> int:
 
 
 def _unique_of(holder: list[torch.Tensor]) -> int:
-    return int(torch._C._get_value_trace(holder[0]).unique())
+    return int(torch._C._get_value_trace(holder[0]).unique())  # type: ignore[attr-defined]
 
 
 class _Lowering:
@@ -352,15 +352,13 @@ def _watched_lowering(tap: _JitTap) -> Iterator[_Lowering]:
         lowering.finish(result[0])
         return result
 
-    utils._run_symbolic_function = run_symbolic_function
-    utils._optimize_graph = optimize_graph
-    utils._model_to_graph = model_to_graph
-    try:
+    with swapped(
+        utils,
+        _run_symbolic_function=run_symbolic_function,
+        _optimize_graph=optimize_graph,
+        _model_to_graph=model_to_graph,
+    ):
         yield lowering
-    finally:
-        utils._run_symbolic_function = symbolic
-        utils._optimize_graph = optimize
-        utils._model_to_graph = to_graph
 
 
 def _kind(node: Any) -> tuple[Any, bool]:

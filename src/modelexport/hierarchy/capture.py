@@ -73,6 +73,7 @@ def _describe(path: str, module: nn.Module, aliases: list[str]) -> Module:
     )
 
 
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ARGS_OF_CLASS: dict[Any, tuple[str, ...]] = {}
 
 
@@ -88,8 +89,7 @@ def forward_args(module: nn.Module) -> tuple[str, ...]:
         return ()
     if own is None:
         parameters = parameters[1:]
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    names = tuple(stars.get(p.kind, "") + p.name for p in parameters)
+    names = tuple(str(p).partition(":")[0] if p.kind in _ANY_NUMBER else p.name for p in parameters)
     if own is None:
         _ARGS_OF_CLASS[function] = names
     return names

@@ -81,7 +81,7 @@ def _names(value: Sequence[str] | str | None, argument: str) -> tuple[str, ...]:
         return tuple(name.strip() for name in value.split(",") if name.strip())
     names = tuple(value)
     if not all(isinstance(name, str) for name in names):
-        raise ArgumentTypeError(f"{argument} must hold names", hint='for example ["LayerNorm", "Linear"]')
+        raise ArgumentTypeError(f"{argument} must hold names", hint='for example ["LayerNorm"]')
     return names
 
 

@@ -1,0 +1,1 @@
+"""Where a model and its example inputs come from."""

@@ -81,7 +81,8 @@ def load(path: StrPath) -> TaggedModel:
 def parse(data: wire.Buffer, path: Path) -> onnx.ModelProto:
     """The model in these bytes without its weights' values."""
     try:
-        proto = onnx.ModelProto.FromString(wire.without_payload(data))
+        proto = onnx.ModelProto()
+        proto.ParseFromString(wire.without_payload(data))
     except (DecodeError, FormatError) as error:
         raise FormatError(f"{path} is not an ONNX model", hint="it is cut short, or another kind of file") from error
     if not proto.HasField("graph"):

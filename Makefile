@@ -1,0 +1,31 @@
+# Every target sets up .venv by itself, from constraints.txt, with plain pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO_DIR ?= demo-output
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	$(BIN)/modelexport demo $(DEMO_DIR)
+
+test: $(READY)
+	$(BIN)/pytest -n 2 --dist worksteal -q
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) $(DEMO_DIR) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf,runtime,dev]'
+	touch $(READY)

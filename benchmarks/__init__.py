@@ -1,0 +1,1 @@
+"""Ratios against the baseline, measured within one run."""

@@ -1,0 +1,55 @@
+"""The models that are measured: BERT at two sizes, and towers of many modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+SIZES = {
+    "bert-tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+    "bert-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+}
+
+
+def bert(size: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    transformers.utils.logging.set_verbosity_error()
+    model = transformers.AutoModel.from_config(transformers.BertConfig(**SIZES[size])).eval()
+    tokens = torch.randint(0, 30522, (1, 16))
+    mask = torch.ones(1, 16, dtype=torch.long)
+    # By position, under a signature that both exporters take as it is.
+    forward = model.forward
+    model.forward = lambda input_ids, attention_mask: tuple(forward(input_ids, attention_mask).values())
+    return model, (tokens, mask)
+
+
+class Unit(nn.Module):
+    """Four modules: itself, and three that make one node each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(self.fc(x)))
+
+
+class Tower(nn.Module):
+    def __init__(self, modules: int) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(Unit() for _ in range(modules // 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for unit in self.units:
+            x = unit(x)
+        return x
+
+
+def tower(modules: int) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    return Tower(modules).eval(), (torch.randn(1, 4),)

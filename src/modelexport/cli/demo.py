@@ -1,0 +1,95 @@
+"""`modelexport demo`: the main job on a small bundled model, offline."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import click
+
+from modelexport.cli.render import console, note, plain_table, progress, show_summary
+from modelexport.errors import FileError
+from modelexport.report import ExportReport
+
+_SEED = 0
+
+
+@click.command("demo")
+@click.argument("folder", metavar="[DIR]", required=False, default="modelexport-demo", type=click.Path(path_type=Path))
+@click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp or usage_based.")
+def demo_command(folder: Path, strategy: str) -> None:
+    """Build a tiny BERT with random weights, export it, and show what came out. Needs no network.
+
+    DIR (default modelexport-demo) gets the model as a normal Hugging Face folder, the ONNX file
+    and its sidecar.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot create {folder}: {error.strerror}", hint="choose another folder") from error
+    with progress(verbose=False) as on_step:
+        on_step("load torch and transformers")
+        from modelexport.pipeline import export_model
+        from modelexport.source.inputs import DEFAULT_TEXT, example_inputs
+        from modelexport.source.load import load_source
+
+        on_step("build the model")
+        model_folder = folder / "bert-tiny"
+        _save_model(model_folder)
+        source = load_source(str(model_folder))
+        inputs = example_inputs(source, DEFAULT_TEXT, None, _SEED)
+        report = export_model(
+            source.model,
+            inputs,
+            folder / "bert-tiny.onnx",
+            strategy,
+            source=source.name,
+            seed=_SEED,
+            on_step=on_step,
+        )
+    note(f'input text: "{DEFAULT_TEXT}"')
+    show_summary(report)
+    _show_tags(report)
+    _show_next_steps(folder)
+
+
+def _save_model(folder: Path) -> None:
+    """The bundled configuration and vocabulary as a Hugging Face folder with seeded random weights."""
+    import torch
+
+    from modelexport.source.load import import_transformers
+
+    transformers = import_transformers()
+    with as_file(files("modelexport.cli") / "demo_model") as bundled:
+        shutil.copytree(bundled, folder, dirs_exist_ok=True)
+    torch.manual_seed(_SEED)
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _show_tags(report: ExportReport) -> None:
+    counts = Counter(record.tag for record in report.hierarchy.nodes.values() if record.tag is not None)
+    table = plain_table()
+    table.add_column("nodes", justify="right", min_width=5)
+    table.add_column("tag", no_wrap=True, overflow="ellipsis")
+    for tag, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        table.add_row(str(count), tag)
+    out = console()
+    out.print()
+    out.print(table)
+
+
+def _show_next_steps(folder: Path) -> None:
+    lines = [
+        "",
+        "Try next:",
+        f"  modelexport export {folder}/bert-tiny {folder}/traced.onnx --strategy htp",
+        f"  modelexport export {folder}/bert-tiny {folder}/all.onnx --torch-nn all --input-shape 2,64",
+        f"  modelexport strip {folder}/bert-tiny.onnx {folder}/baseline.onnx",
+        f"  python -c \"import modelexport; print(modelexport.load('{folder}/bert-tiny.onnx').tags[0])\"",
+    ]
+    click.echo("\n".join(lines))

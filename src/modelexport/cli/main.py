@@ -1,0 +1,54 @@
+"""The command group: finds commands when they are called, and turns errors into a line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+import modelexport
+from modelexport.errors import ModelExportError
+
+_COMMANDS = {
+    "export": ("modelexport.cli.export", "export_command"),
+    "strip": ("modelexport.cli.strip", "strip_command"),
+    "demo": ("modelexport.cli.demo", "demo_command"),
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        home, attribute = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(home), attribute)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModelExportError as error:
+            click.echo(f"Error: {error.message}", err=True)
+            if error.hint:
+                click.echo(f"Hint: {error.hint}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("Interrupted; earlier output is as it was.", err=True)
+            ctx.exit(130)
+        except BrokenPipeError:
+            sys.stderr.close()
+            ctx.exit(0)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(modelexport.__version__, prog_name="modelexport")
+def main() -> None:
+    """Export PyTorch models to ONNX with every node mapped to the nn.Module that made it.
+
+    Exit codes: 0 done, 1 the answer is no, 2 bad input or usage, 3 the export itself failed.
+    """

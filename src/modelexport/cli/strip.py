@@ -1,0 +1,21 @@
+"""`modelexport strip`: the baseline's bytes back out of a tagged file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from modelexport.cli.render import note
+from modelexport.tagged.strip import strip
+
+
+@click.command("strip")
+@click.argument("onnx", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def strip_command(onnx: Path, out: Path) -> None:
+    """Write ONNX without its map to OUT: the very bytes that torch's own export wrote.
+
+    Where the weights are in a data file and OUT is in another folder, the data file is copied along.
+    """
+    note(f"wrote {strip(onnx, out)}")

@@ -1,0 +1,148 @@
+"""Strategies, their registry, calls of reused modules, and the fate of each module."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import modelexport
+from modelexport.attribution import strategies
+from modelexport.attribution.evidence import Evidence
+from modelexport.baseline.trace import Site
+from modelexport.errors import ArgumentError
+from zoo import ZOO, distinct
+
+pytestmark = pytest.mark.sanity
+BOTH = pytest.mark.parametrize("strategy", ["fx", "htp"])
+
+
+def export(name: str, strategy: str, folder: Path, **options: object) -> modelexport.TaggedModel:
+    model, inputs = ZOO[name]()
+    report = modelexport.export_model(distinct(model), inputs, folder / "m.onnx", strategy=strategy, **options)
+    return modelexport.load(report.onnx_path)
+
+
+@BOTH
+def test_each_call_of_a_block_is_numbered(strategy: str, tmp_path: Path) -> None:
+    exported = export("block_three_times", strategy, tmp_path)
+    assert exported.modules["block"].calls == 3
+    calls: dict[str, Counter[int | None]] = {}
+    for tag in exported.tags:
+        assert tag is not None
+        calls.setdefault(tag.hierarchy_module, Counter())[tag.hierarchy_call] += 1
+    for path in ("block", "block.fc", "block.norm"):
+        assert set(calls[path]) == {0, 1, 2}, path
+    assert set(calls["head"]) == {None}
+
+
+@BOTH
+def test_two_calls_of_ln_beside_ln_1(strategy: str, tmp_path: Path) -> None:
+    exported = export("ln_twice_beside_ln_1", strategy, tmp_path)
+    norms = [tag for node, tag in exported.items() if node.op_type == "LayerNormalization"]
+    found = [(tag.hierarchy_module, tag.hierarchy_call) for tag in norms if tag is not None]
+    assert found == [("ln", 0), ("ln", 1), ("ln_1", None)]
+
+
+@BOTH
+def test_status_of_modules(strategy: str, tmp_path: Path) -> None:
+    modules = export("folded_module", strategy, tmp_path).modules
+    assert modules["fc"].status == "nodes"
+    assert modules["coder"].status == "absorbed"
+    assert modules["unused"].status == "unused"
+    assert modules["unused"].calls == 0
+    assert modules[""].nodes == sum(modules[path].nodes for path in ("fc", "coder")) + 1
+    weight_only = export("child_only_by_weight", strategy, tmp_path).modules
+    assert weight_only["child"].status == "unused"
+    lists = export("two_module_lists", strategy, tmp_path).modules
+    assert lists["down"].status == "nodes", "a container goes by what it contains"
+    assert lists["down"].calls == 0
+
+
+@BOTH
+def test_a_fused_convolution_is_absorbed_by_the_norm(strategy: str, tmp_path: Path) -> None:
+    modules = export("conv_batch_norm", strategy, tmp_path).modules
+    if modules["0.conv"].status == "absorbed":
+        assert modules["0.bn"].status == "nodes"
+    else:
+        assert strategy == "fx"
+        assert modules["0.bn"].status == "nodes"
+
+
+def test_conditional_bodies_are_tagged(tmp_path: Path) -> None:
+    exported = export("conditional_bodies", "fx", tmp_path)
+    inside = {node.key: tag for node, tag in exported.items() if node.enclosing >= 0}
+    assert inside
+    modules = {tag.hierarchy_module for tag in inside.values() if tag is not None}
+    assert {"yes.fc", "yes.norm", "no.fc", "no.norm"} <= modules
+    assert exported.modules["yes.act"].status in ("nodes", "absorbed")
+    assert all("/then_branch/" in key or "/else_branch/" in key for key in inside)
+    assert exported.sidecar is not None
+    assert set(inside) <= set(exported.sidecar.nodes)
+
+
+def test_auto_falls_back_and_says_so(tmp_path: Path) -> None:
+    class OnlyTraceable(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x) * (1.0 if float(x.sum()) > 1e9 else 2.0)
+
+    report = modelexport.export_model(OnlyTraceable(), (torch.ones(1, 4),), tmp_path / "m.onnx")
+    assert (report.requested, report.strategy, report.exporter) == ("auto", "htp", "torchscript")
+    assert report.fallback_reason
+    assert report.hierarchy.export.fallback_reason == report.fallback_reason
+    assert report["summary"]["final_strategy"] == "htp"
+    assert report.coverage == 1.0
+
+
+def test_exporter_overrides_the_strategy(tmp_path: Path) -> None:
+    model, inputs = ZOO["two_module_lists"]()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="fx", exporter="torchscript")
+    assert (report.strategy, report.exporter, report.coverage) == ("fx", "torchscript", 1.0)
+
+
+def test_usage_based_leaves_the_uncertain_out(tmp_path: Path) -> None:
+    certain = export("split_outputs", "usage_based", tmp_path)
+    full = export("split_outputs", "htp", tmp_path)
+    assert certain.coverage <= full.coverage == 1.0
+    assert any(tag and tag.hierarchy_method == "parameter" for tag in certain.tags)
+
+
+def test_a_registered_strategy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategies, "_REGISTRY", dict(strategies._REGISTRY))
+    everything_root = Evidence("mine", lambda facts, settled: {i: Site("") for i in range(len(facts.graph.nodes))})
+    modelexport.register_strategy(modelexport.Strategy("rooted", "torchscript", (everything_root,)))
+    exported = export("two_module_lists", "rooted", tmp_path)
+    assert {tag.hierarchy_method for tag in exported.tags if tag} == {"mine"}
+    with pytest.raises(ArgumentError, match="exists already"):
+        modelexport.register_strategy(modelexport.Strategy("rooted", "dynamo", ()))
+    with pytest.raises(ArgumentError, match="exporter"):
+        modelexport.register_strategy(modelexport.Strategy("other", "abacus", ()))
+
+
+def test_entry_points_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point:
+        name = "from_a_package"
+
+        def load(self) -> modelexport.Strategy:
+            return modelexport.Strategy("from_a_package", "dynamo", strategies.FULL_CHAIN)
+
+    monkeypatch.setattr(strategies, "_REGISTRY", dict(strategies._REGISTRY))
+    monkeypatch.setattr(strategies, "entry_points", lambda group: [Point()] if group == strategies.ENTRY_POINTS else [])
+    assert strategies.find_strategy("from_a_package").exporter == "dynamo"
+
+
+def test_recommendation_has_a_reason() -> None:
+    name, reason = modelexport.recommend_strategy(nn.Linear(2, 2))
+    assert (name, bool(reason)) == ("fx", True)
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+        scripted = nn.Sequential(torch.jit.script(nn.Linear(2, 2)))
+    name, reason = modelexport.recommend_strategy(scripted)
+    assert name == "htp"
+    assert "'0'" in reason

@@ -1,0 +1,263 @@
+"""What an export leaves on disk, whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import modelexport
+from modelexport.errors import ArgumentError, FileError, FormatError
+from modelexport.tagged import staging as staging_module
+from modelexport.tagged.sidecar import read_sidecar
+from zoo import ZOO, distinct
+
+pytestmark = pytest.mark.sanity
+BOTH = pytest.mark.parametrize("strategy", ["fx", "htp"])
+
+
+def small() -> tuple[nn.Module, object]:
+    model, inputs = ZOO["block_three_times"]()
+    return distinct(model), inputs
+
+
+def with_weights_outside(path: Path) -> modelexport.ExportReport:
+    """Weights large enough for the exporter to put them into the data file."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    return modelexport.export_model(model, torch.ones(1, 64), path, strategy="fx")
+
+
+@pytest.mark.smoke
+@BOTH
+def test_files_and_their_content(strategy: str, tmp_path: Path) -> None:
+    model, inputs = small()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    expected = {"m.onnx", "m_hierarchy.json"} | ({"m.onnx.data"} if strategy == "fx" else set())
+    assert {path.name for path in tmp_path.iterdir()} == expected
+    sidecar = json.loads(report.sidecar_path.read_text())
+    assert sidecar["format"] == "modelexport-hierarchy/1"
+    assert list(sidecar) == sorted(sidecar)
+    assert str(tmp_path) not in report.sidecar_path.read_text()
+    assert set(sidecar) == {
+        "format", "model", "export", "modules", "expected_hierarchy", "nodes", "tensors", "statistics",
+    }  # fmt: skip
+    assert sidecar["model"]["onnx"] == "m.onnx"
+    proto = onnx.load(report.onnx_path, load_external_data=False)
+    assert set(sidecar["nodes"]) == {node.output[0] for node in proto.graph.node}
+    names = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
+    assert set(sidecar["tensors"]) == names | {name for node in proto.graph.node for name in node.output}
+    assert read_sidecar(report.sidecar_path) == report.hierarchy
+    embedded = modelexport.load(report.onnx_path).embedded
+    assert embedded is not None
+    assert embedded.modules == report.hierarchy.modules
+
+
+@BOTH
+def test_consumers_are_told(strategy: str, tmp_path: Path) -> None:
+    model, inputs = ZOO["encoder_layer"]()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    exported = modelexport.load(report.onnx_path)
+    for index, (node, tag) in enumerate(exported.items()):
+        assert tag is not None
+        readers = {exported.tags[i].hierarchy_path for i in exported.graph.readers(index)}  # type: ignore[union-attr]
+        assert set(tag.hierarchy_tags[1:]) == readers - {tag.hierarchy_path}
+        assert report.hierarchy.tensors[node.key].producer == tag.hierarchy_path
+
+
+@BOTH
+def test_two_exports_give_the_same_files(strategy: str, tmp_path: Path) -> None:
+    model, inputs = small()
+    contents = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        modelexport.export_model(model, inputs, tmp_path / folder / "m.onnx", strategy=strategy)
+        contents.append({path.name: path.read_bytes() for path in (tmp_path / folder).iterdir()})
+    assert contents[0] == contents[1]
+
+
+@BOTH
+def test_clean_writes_the_baseline_and_only_the_sidecar(strategy: str, tmp_path: Path) -> None:
+    model, inputs = small()
+    clean = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy, clean=True)
+    baseline, sidecar = clean.onnx_path.read_bytes(), clean.sidecar_path.read_bytes()
+    assert not modelexport.load(clean.onnx_path).is_tagged
+    tagged = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    assert tagged.sidecar_path.read_bytes() == sidecar
+    assert modelexport.strip(tagged.onnx_path, tmp_path / "s.onnx").read_bytes() == baseline
+
+
+def test_strip_copies_the_data_along(tmp_path: Path) -> None:
+    report = with_weights_outside(tmp_path / "m.onnx")
+    (tmp_path / "other").mkdir()
+    stripped = modelexport.strip(report.onnx_path, tmp_path / "other" / "base.onnx")
+    assert {path.name for path in stripped.parent.iterdir()} == {"base.onnx", "m.onnx.data"}
+    onnx.checker.check_model(str(stripped), full_check=True)
+    report.data_paths[0].unlink()
+    (tmp_path / "third").mkdir()
+    with pytest.raises(FileError, match="missing"):
+        modelexport.strip(report.onnx_path, tmp_path / "third" / "base.onnx")
+    assert list((tmp_path / "third").iterdir()) == []
+
+
+def test_strip_refuses_data_outside_the_folder(tmp_path: Path) -> None:
+    report = with_weights_outside(tmp_path / "m.onnx")
+    proto = onnx.load(report.onnx_path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../../secret"
+    (tmp_path / "evil.onnx").write_bytes(proto.SerializeToString())
+    (tmp_path / "other").mkdir()
+    with pytest.raises(FormatError, match="outside"):
+        modelexport.strip(tmp_path / "evil.onnx", tmp_path / "other" / "x.onnx")
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize("opset", [17, 18, 20])
+def test_opset_keeps_the_evidence(strategy: str, opset: int, tmp_path: Path) -> None:
+    """Below the dynamo exporter's native opset, a conversion drops the nodes' own metadata."""
+    from proof import prove
+
+    model, inputs = ZOO["encoder_layer"]()
+    prove(distinct(model), inputs, tmp_path, strategy, opset_version=opset)
+    exported = modelexport.load(tmp_path / "model.onnx")
+    assert exported.sidecar is not None
+    assert exported.sidecar.model.opset == opset
+    methods = exported.sidecar.statistics.methods
+    assert methods["scope"] >= 0.9 * exported.sidecar.statistics.nodes
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize("optimize", [True, False])
+def test_unoptimised_graphs_are_proven_too(strategy: str, optimize: bool, tmp_path: Path) -> None:
+    from proof import prove
+
+    for name in ("conv_batch_norm", "lstm", "split_outputs"):
+        model, inputs = ZOO[name]()
+        prove(distinct(model), inputs, tmp_path, strategy, optimize=optimize)
+
+
+@pytest.mark.parametrize("external", [True, False])
+def test_external_data_by_hand(external: bool, tmp_path: Path) -> None:
+    model, inputs = small()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="fx", external_data=external)
+    assert bool(report.data_paths) == external
+    onnx.checker.check_model(str(report.onnx_path), full_check=True)
+
+
+def test_a_full_disk_leaves_the_earlier_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = small()
+    modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(self: object, name: str, pieces: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(staging_module.Staging, "write", full)
+    with pytest.raises(FileError, match="No space left"):
+        modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.integration
+def test_a_killed_export_leaves_the_earlier_output(tmp_path: Path) -> None:
+    model, inputs = small()
+    modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    code = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv[2])\n"
+        "import modelexport, modelexport.tagged.staging as s\n"
+        "from zoo import ZOO\n"
+        "s.Staging.commit = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "model, inputs = ZOO['lstm']()\n"
+        "modelexport.export_model(model, inputs, sys.argv[1], strategy='htp')\n"
+    )
+    tests = str(Path(__file__).parents[1])
+    process = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.onnx"), tests], capture_output=True)
+    assert process.returncode == -signal.SIGKILL
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_output_moves_between_file_systems(tmp_path: Path) -> None:
+    if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system")
+    elsewhere = Path("/dev/shm") / f"modelexport-{os.getpid()}-{time.monotonic_ns()}"
+    elsewhere.mkdir()
+    try:
+        model, inputs = small()
+        report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="fx", temp_dir=elsewhere)
+        assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data", "m_hierarchy.json"}
+        assert list(elsewhere.iterdir()) == []
+        onnx.checker.check_model(str(report.onnx_path), full_check=True)
+    finally:
+        shutil.rmtree(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [(b"", "empty"), (b"just some text, no model", "not an ONNX model"), (b"\x08\x0a", "not an ONNX model")],
+)
+def test_files_that_are_no_models(content: bytes, match: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    for use in (modelexport.load, lambda p: modelexport.strip(p, tmp_path / "out.onnx")):
+        with pytest.raises(FormatError, match=match):
+            use(path)
+    with pytest.raises(FileError, match="folder"):
+        modelexport.load(tmp_path)
+    with pytest.raises(FileError, match="cannot read"):
+        modelexport.load(tmp_path / "absent.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"model": "bert"}, TypeError, "not a torch.nn.Module"),
+        ({"model": nn.Linear}, TypeError, "not a torch.nn.Module"),
+        ({"example_inputs": "text"}, TypeError, "example_inputs is a str"),
+        ({"output_path": "absent/m.onnx"}, ValueError, "does not exist"),
+        ({"output_path": "m.pt"}, ValueError, "does not end in .onnx"),
+        ({"output_path": 3}, TypeError, "output path"),
+        ({"strategy": "guess"}, ValueError, "known: auto, fx, htp, usage_based"),
+        ({"exporter": "abacus"}, ValueError, "known: dynamo, torchscript"),
+        ({"opset_version": 3}, ValueError, "out of range"),
+        ({"opset_version": 99}, ValueError, "out of range"),
+        ({"opset_version": "18"}, TypeError, "whole number"),
+        ({"max_depth": 0}, ValueError, "max_depth"),
+        ({"input_names": "x"}, TypeError, "list of names"),
+        ({"temp_dir": "nowhere"}, ValueError, "does not exist"),
+    ],
+)
+def test_bad_arguments(
+    arguments: dict[str, object], error: type, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"model": nn.Linear(2, 2), "example_inputs": (torch.ones(1, 2),), "output_path": "m.onnx", **arguments}
+    with pytest.raises(error, match=match) as caught:
+        modelexport.export_model(**given)  # type: ignore[arg-type]
+    assert isinstance(caught.value, modelexport.ModelExportError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exporter_object_checks_at_once_and_exports(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="guess"):
+        modelexport.HierarchyExporter(strategy="guess")
+    exporter = modelexport.HierarchyExporter(strategy="htp", torch_nn_exceptions=["Linear"])
+    model, inputs = small()
+    report = exporter.export(model, inputs, tmp_path / "m.onnx")
+    assert report.hierarchy.modules["block.fc"].tag == "/ThreeTimes/Block/Linear"
+    assert report["summary"]["success"] is True
+    assert json.dumps(report.to_dict())
+    assert set(report.timings) >= {"export with torch (torchscript)", "write the files"}

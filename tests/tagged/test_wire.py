@@ -1,0 +1,121 @@
+"""Editing model files on the wire: what is not edited keeps its bytes, and every edit can be undone."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from modelexport.errors import FormatError
+from modelexport.graph import flatten
+from modelexport.tagged import codec, wire
+from modelexport.tagged.model import _doc_strings
+from modelexport.tagged.strip import stripped
+
+pytestmark = pytest.mark.must
+
+docs = st.none() | st.text(max_size=8)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> onnx.ModelProto:
+    """Models with nested bodies, functions, weights and doc_strings, or without."""
+
+    def node(name: str, depth: int) -> onnx.NodeProto:
+        made = helper.make_node("Anything", ["x"], [name])
+        text = draw(docs)
+        if text is not None:
+            made.doc_string = text
+        if depth and draw(st.booleans()):
+            made.attribute.append(helper.make_attribute("body", graph(f"{name}_b", depth - 1)))
+        if draw(st.booleans()):
+            made.attribute.append(helper.make_attribute("alpha", 1.5))
+        return made
+
+    def graph(name: str, depth: int) -> onnx.GraphProto:
+        nodes = [node(f"{name}_{i}", depth) for i in range(draw(st.integers(0, 3)))]
+        weights = [numpy_helper.from_array(np.arange(5, dtype=np.float32), f"{name}_w")] if draw(st.booleans()) else []
+        return helper.make_graph(nodes, name, [], [], weights, doc_string=draw(st.text(max_size=3)))
+
+    functions = []
+    if draw(st.booleans()):
+        functions = [helper.make_function("d", "f", ["x"], ["y"], [node("y", 1)], [helper.make_opsetid("", 18)])]
+    model = helper.make_model(graph("main", 2), functions=functions)
+    for key in draw(st.lists(st.sampled_from(["a", "b"]), unique=True)):
+        model.metadata_props.add(key=key, value="1")
+    return model
+
+
+@given(models())
+def test_strip_undoes_tagging_to_the_byte(model: onnx.ModelProto) -> None:
+    data = model.SerializeToString()
+    count = len(flatten(model).nodes)
+    tags = [codec.NodeTag(("/T",), "/T", 1, "scope", f"m{i}") for i in range(count)]
+    queue = iter(tags)
+    pieces = wire.rewrite(
+        data,
+        lambda old: codec.encode(next(queue), None if old is None else old.decode()),
+        add_metadata=("modelexport.hierarchy", "{}"),
+    )
+    tagged = b"".join(pieces)
+    assert next(queue, None) is None, "one edit a node"
+    parsed = onnx.ModelProto.FromString(tagged)
+    assert [codec.decode(text).hierarchy_module for text in _doc_strings(parsed)] == [f"m{i}" for i in range(count)]
+    assert b"".join(stripped(tagged)) == data
+    assert b"".join(stripped(memoryview(tagged))) == data
+
+
+@given(models())
+def test_reading_without_weights_keeps_all_else(model: onnx.ModelProto) -> None:
+    read = onnx.ModelProto.FromString(wire.without_payload(model.SerializeToString()))
+    emptied = onnx.ModelProto()
+    emptied.CopyFrom(model)
+    for tensor in emptied.graph.initializer:
+        tensor.ClearField("raw_data")
+    assert read == emptied
+
+
+@pytest.mark.parametrize("data_type", [TensorProto.FLOAT, TensorProto.INT64, TensorProto.DOUBLE, TensorProto.INT32])
+def test_every_kind_of_payload_is_left_out(data_type: int) -> None:
+    tensor = helper.make_tensor("w", data_type, [3], [1, 2, 3])
+    model = helper.make_model(helper.make_graph([], "g", [], [], [tensor]))
+    read = onnx.ModelProto.FromString(wire.without_payload(model.SerializeToString()))
+    assert read.graph.initializer[0].dims == [3]
+    assert read.graph.initializer[0].ByteSize() < tensor.ByteSize()
+
+
+@given(st.binary(max_size=60))
+def test_noise_is_refused_or_read_never_worse(data: bytes) -> None:
+    with contextlib.suppress(FormatError):
+        wire.without_payload(data)
+
+
+def test_a_cut_file_is_refused() -> None:
+    model = helper.make_model(helper.make_graph([helper.make_node("A", ["x"], ["y"])], "g", [], []))
+    data = model.SerializeToString()
+    cuts = [length for length in range(1, len(data)) if _refused(data[:length])]
+    whole_fields = len(list(wire.fields(data, 0, len(data)))) - 1
+    assert len(cuts) == len(data) - 1 - whole_fields, "every cut inside a field is noticed"
+
+
+def _refused(data: bytes) -> bool:
+    try:
+        wire.without_payload(data)
+    except FormatError as error:
+        return error.hint is not None
+    return False
+
+
+def test_a_tag_reads_back() -> None:
+    tag = codec.NodeTag(("/A", "/B"), "/A", 2, "scope", "a.b", 3)
+    text = codec.encode(tag)
+    assert codec.decode(text) == tag
+    assert text.startswith(b'{"hierarchy_tags":["/A","/B"],"hierarchy_path":"/A","hierarchy_count":2,')
+    assert codec.decode(codec.encode(tag, "was here")).doc == "was here"
+    for other in ("", "plain text", "{}", '{"hierarchy_path": 3}', "[1, 2"):
+        assert codec.decode(other) is None

@@ -1,0 +1,81 @@
+"""Data moves one way, and reading never needs torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import modelexport
+
+SOURCE = Path(modelexport.__file__).parent
+ROOMS = ["errors", "graph", "hierarchy", "baseline", "attribution", "tagged", "report", "source", "pipeline", "cli"]
+"""Each room may import from itself and from those before it."""
+TORCH_FILES = {
+    "hierarchy/capture.py",
+    "baseline/calling.py",
+    "baseline/dynamo.py",
+    "baseline/torchscript.py",
+    "source/load.py",
+    "source/inputs.py",
+    "pipeline.py",
+}
+HEAVY = ("torch", "transformers", "onnxruntime")
+
+pytestmark = pytest.mark.must
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports when it is imported, not those inside functions."""
+    found = set()
+    body = [node for node in ast.parse(path.read_text()).body if not _type_checking(node)]
+    for node in body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def _type_checking(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_only_marked_files_import_torch(path: Path) -> None:
+    if any(name.partition(".")[0] in HEAVY for name in imports(path)):
+        assert str(path.relative_to(SOURCE)) in TORCH_FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_arrows_point_one_way(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if room == "__init__":
+        return
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "modelexport" and len(parts) > 1 and parts[1] in ROOMS:
+            assert ROOMS.index(parts[1]) <= ROOMS.index(room), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import modelexport",
+        "import modelexport; modelexport.load; modelexport.strip; modelexport.ExportStrategy",
+        "from modelexport.cli.main import main; main(['--help'], standalone_mode=False)",
+        "from modelexport.cli.main import main; main(['export', '--help'], standalone_mode=False)",
+        "from modelexport.cli.main import main; main(['demo', '--help'], standalone_mode=False)",
+        "import modelexport.tagged.strip, modelexport.tagged.build, modelexport.attribution.strategies",
+    ],
+)
+def test_light_code_stays_light(code: str) -> None:
+    check = f"{code}\nimport sys\nheavy = [m for m in {HEAVY!r} if m in sys.modules]\nassert not heavy, heavy"
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

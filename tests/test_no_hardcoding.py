@@ -1,0 +1,88 @@
+"""MUST-001 and MUST-003: no name of an operator, a model or a layer stands in the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+import transformers
+
+import modelexport
+from modelexport.hierarchy.tags import DEFAULT_TORCH_NN
+
+SOURCE = Path(modelexport.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+OPERATORS = {schema.name for schema in onnx.defs.get_all_schemas()}
+TORCH_CLASSES = {name for name, value in vars(torch.nn).items() if isinstance(value, type)}
+MODEL_CLASSES = {name for name in dir(transformers) if re.search(r"(Model|Config|For[A-Z]\w+|Tokenizer)$", name)}
+MODEL_TYPES = set(transformers.CONFIG_MAPPING)
+LAYER_WORDS = {"encoder", "decoder", "attention", "embeddings", "layernorm", "pooler", "lm_head", "mlp", "self_attn"}
+EVERYDAY = {
+    "If", "Add", "Not", "Or", "And", "Where", "Max", "Min", "Mean", "Sum", "Split", "Shape", "Size", "Module",
+    "Optional", "Scan", "Loop", "Identity", "Constant", "Range", "Unique", "Parameter", "Buffer", "Transformer",
+    "auto", "AutoModel", "AutoConfig", "AutoTokenizer", "PreTrainedModel",
+}  # fmt: skip
+"""Words that are also English, or that name no architecture; they are judged as whole literals only."""
+
+pytestmark = pytest.mark.must
+
+
+def literals(tree: ast.AST) -> Iterator[ast.Constant]:
+    """String literals that code can act on; docstrings and help texts of commands are for people."""
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node
+
+
+def offences(source: str, allowed: frozenset[str] = frozenset()) -> list[str]:
+    """Forbidden names in a file's literals: as the whole text, or as a part between separators."""
+    found = []
+    for node in literals(ast.parse(source)):
+        text = node.value.strip()
+        whole = {text} & (OPERATORS | TORCH_CLASSES | MODEL_CLASSES | MODEL_TYPES | LAYER_WORDS)
+        parts = set(re.split(r"[^A-Za-z0-9_]+", text)) & (
+            (OPERATORS | TORCH_CLASSES | MODEL_CLASSES | LAYER_WORDS) - EVERYDAY
+        )
+        found += [f"line {node.lineno}: {name}" for name in (whole | parts) - allowed - {"auto"}]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_name_steers_the_logic(path: Path) -> None:
+    allowed = frozenset(DEFAULT_TORCH_NN) if path.name == "tags.py" else frozenset()
+    assert offences(path.read_text(), allowed) == []
+
+
+def test_the_one_list_is_the_contract() -> None:
+    assert set(DEFAULT_TORCH_NN) == {
+        "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LayerNorm", "GroupNorm",
+        "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "Embedding",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if node.op_type == "MatMul": pass',
+        'if node.op_type in ("Identity",): pass',
+        'is_bert = config.model_type == "bert"',
+        'name = "BertModel"',
+        'if "layer.attention.query" in path: pass',
+        'SHOWN = ["Linear"]',
+    ],
+)
+def test_the_check_can_fail(source: str) -> None:
+    assert offences(source)

@@ -1,0 +1,59 @@
+"""The public names are those of the contract, and each can be had."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import modelexport
+
+pytestmark = pytest.mark.sanity
+
+PUBLIC = {
+    "ExportReport",
+    "ExportStrategy",
+    "HierarchyExporter",
+    "ModelExportError",
+    "Strategy",
+    "TaggedModel",
+    "UnifiedExporter",
+    "export_model",
+    "load",
+    "recommend_strategy",
+    "register_strategy",
+    "strip",
+}
+
+
+def test_public_names() -> None:
+    assert set(modelexport.__all__) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(modelexport, name) is not None
+    assert modelexport.UnifiedExporter is modelexport.HierarchyExporter
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        modelexport.nothing_like_this  # noqa: B018
+
+
+def test_strategies_are_values_and_strings() -> None:
+    assert [strategy.value for strategy in modelexport.ExportStrategy] == ["auto", "usage_based", "htp", "fx"]
+    assert modelexport.ExportStrategy.HTP == "htp"
+
+
+def test_signature_of_export_model() -> None:
+    names = list(inspect.signature(modelexport.export_model).parameters)
+    assert names[:6] == ["model", "example_inputs", "output_path", "strategy", "optimize", "verbose"]
+    assert {
+        "exporter",
+        "opset_version",
+        "input_names",
+        "output_names",
+        "dynamic_shapes",
+        "torch_nn_exceptions",
+        "include",
+        "exclude",
+        "max_depth",
+        "clean",
+        "temp_dir",
+        "external_data",
+    } <= set(names)

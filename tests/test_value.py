@@ -1,0 +1,89 @@
+"""The heart of the project: on every awkward module, every promise of the map holds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import modelexport
+from proof import check_map, plain_export, prove, pytorch_values, strip_bytes, value_test
+from zoo import TORCH_CANNOT, ZOO, distinct
+
+EXPORTER = {"fx": "dynamo", "htp": "torchscript"}
+GENERATED = re.compile(rb"<eval_with_key>\.\d+")
+"""torch numbers the code of conditional bodies anew in each export."""
+
+pytestmark = [pytest.mark.must, pytest.mark.integration]
+
+
+def cases() -> list[object]:
+    return [
+        pytest.param(name, strategy, id=f"{name}-{strategy}")
+        for name in ZOO
+        for strategy in EXPORTER
+        if name not in TORCH_CANNOT[EXPORTER[strategy]]
+    ]
+
+
+@pytest.mark.parametrize(("name", "strategy"), cases())
+@pytest.mark.parametrize("weights", ["fresh", "distinct"])
+def test_the_map_is_true(name: str, strategy: str, weights: str, tmp_path: Path) -> None:
+    model, inputs = ZOO[name]()
+    if weights == "distinct":
+        distinct(model)
+    verdict = prove(model, inputs, tmp_path, strategy)
+    assert verdict.checked > 0
+
+
+@pytest.mark.parametrize(("name", "strategy"), cases())
+def test_stripped_bytes_are_the_baseline(name: str, strategy: str, tmp_path: Path) -> None:
+    if name == "outputs_not_tensors":
+        pytest.skip("a plain export refuses outputs that are no tensors")
+    model, inputs = ZOO[name]()
+    distinct(model).eval()
+    report = modelexport.export_model(model, inputs, tmp_path / "model.onnx", strategy=strategy)
+    mapping = isinstance(inputs, dict)
+    names = {"output_names": [o.name for o in report.hierarchy.export.outputs]} if mapping else {}
+    (tmp_path / "plain").mkdir()
+    plain_export(model, inputs, tmp_path / "plain" / "model.onnx", EXPORTER[strategy], **names)
+    ours, plain = strip_bytes(tmp_path / "model.onnx"), (tmp_path / "plain" / "model.onnx").read_bytes()
+    assert GENERATED.sub(b"", ours) == GENERATED.sub(b"", plain)
+    for path in report.data_paths:
+        assert path.read_bytes() == (tmp_path / "plain" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted(set(ZOO) - TORCH_CANNOT["torchscript"]))
+def test_usage_based_never_contradicts(name: str, tmp_path: Path) -> None:
+    """The careful strategy may leave nodes out, but only tags modules that ran."""
+    model, inputs = ZOO[name]()
+    report = modelexport.export_model(distinct(model), inputs, tmp_path / "model.onnx", strategy="usage_based")
+    exported = modelexport.load(report.onnx_path)
+    ran = set(pytorch_values(model, inputs))
+    tagged = {tag.hierarchy_module for tag in exported.tags if tag is not None}
+    without_forward = {path for path in tagged - ran if exported.modules[path].calls == 0}
+    assert tagged <= ran | without_forward
+    assert all(tag.hierarchy_method in ("parameter", "scope", "dataflow") for tag in exported.tags if tag)
+
+
+def test_a_wrong_map_fails_the_value_test(tmp_path: Path) -> None:
+    """The proof can fail: give one module's nodes to another and it does."""
+    from proof import onnx_values
+
+    model, inputs = ZOO["ln_twice_beside_ln_1"]()
+    report = modelexport.export_model(distinct(model), inputs, tmp_path / "model.onnx", strategy="htp")
+    exported = modelexport.load(report.onnx_path)
+    returned, values = pytorch_values(model, inputs), onnx_values(report.onnx_path, inputs)
+    assert not value_test(exported, returned, values).failures
+    import msgspec
+
+    swap = {"ln_1": "fc", "fc": "ln_1"}
+    exported.tags = [
+        tag and msgspec.structs.replace(tag, hierarchy_module=swap.get(tag.hierarchy_module, tag.hierarchy_module))
+        for tag in exported.tags
+    ]
+    assert value_test(exported, returned, values).failures
+    exported.tags[0] = None
+    with pytest.raises(AssertionError, match="no tag"):
+        check_map(exported, returned)
