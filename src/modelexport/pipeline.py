@@ -16,7 +16,7 @@ from modelexport.attribution.evidence import Facts
 from modelexport.attribution.strategies import EXPORTERS, FX, HTP, ExportStrategy, Strategy, attribute, find_strategy
 from modelexport.baseline import dynamo, torchscript
 from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, in_signature_order, read_inputs
-from modelexport.baseline.options import Baseline, Buffer, ExportOptions
+from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError
 from modelexport.graph import flatten
 from modelexport.hierarchy.capture import scan
@@ -96,7 +96,7 @@ def export_model(
             tree = scan(module)
             tags = assign_tags(tree, policy)
         chosen, used, reason, baseline = _export_baseline(module, tree, inputs, stage, target, options, attempts, steps)
-        data = baseline.open()
+        data = baseline.data
         with steps.step("attribute nodes to modules"):
             proto = parse(data, target)
             facts = Facts(flatten(proto), tree, baseline.trace)
@@ -244,19 +244,19 @@ def _reason(error: BaseException) -> str:
 
 
 def _write(
-    stage: Staging, target: Path, data: Buffer, baseline: Baseline, hierarchy: HierarchyMap, clean: bool
+    stage: Staging, target: Path, data: wire.Buffer, baseline: Baseline, hierarchy: HierarchyMap, clean: bool
 ) -> None:
     """Data files first, then the sidecar, the model last: a reader never sees a model without its parts."""
     for name, path in sorted(baseline.files.items()):
         stage.place(path, name)
     sidecar = sidecar_path(target)
     stage.place(stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)]), sidecar.name)
-    pieces = [data] if clean else tagged_pieces(data, hierarchy)
+    pieces: list[wire.Buffer] = [data] if clean else tagged_pieces(data, hierarchy)
     stage.place(stage.write("model", pieces), target.name)
     stage.commit()
 
 
-def tagged_pieces(data: Buffer, hierarchy: HierarchyMap) -> list[Buffer]:
+def tagged_pieces(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffer]:
     """The baseline's bytes with the map put in."""
     tags: Iterator[codec.NodeTag | None] = iter(hierarchy.node_tags)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output, swapped
-from modelexport.baseline.options import Baseline, Buffer, ExportOptions
+from modelexport.baseline.options import Baseline, ExportOptions, mapped
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
 from modelexport.hierarchy.calls import Call, CallLog, assign_operations
 from modelexport.hierarchy.capture import recording
@@ -52,12 +51,7 @@ def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path
         options.fx_graph.write_text(str(program.exported_program), encoding="utf-8")
     trace = _read_trace(program, tree, recorder.log(), translated)
     files = {path.name: path for path in target.parent.iterdir() if path != target}
-    return Baseline(lambda: _mapped(target), files, trace, tuple(shape.dropped))
-
-
-def _mapped(path: Path) -> Buffer:
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return Baseline(mapped(target), files, trace, tuple(shape.dropped))
 
 
 class _FxTap:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import mmap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from modelexport.baseline.trace import Trace
-
-Buffer = bytes | memoryview
 
 
 class ExportOptions(msgspec.Struct, frozen=True):
@@ -30,11 +29,17 @@ class ExportOptions(msgspec.Struct, frozen=True):
 class Baseline(msgspec.Struct, frozen=True):
     """A baseline as torch wrote it: its bytes (in memory, or in a file), and the evidence.
 
-    `open` gives the bytes of the `.onnx` file without a copy; `files` are the external data
-    files beside it, by the names that the bytes refer to.
+    `data` are the bytes of the `.onnx` file; `files` are the external data files beside it, by
+    the names that the bytes refer to.
     """
 
-    open: Callable[[], Buffer]
+    data: memoryview
     files: Mapping[str, Path]
     trace: Trace
     dropped_outputs: tuple[str, ...] = ()
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file without reading them into memory."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

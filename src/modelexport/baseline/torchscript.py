@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from modelexport.baseline.calling import ModelInputs, keyword_shim, preserved, quiet, shaped_output, swapped
-from modelexport.baseline.options import Baseline, Buffer, ExportOptions
+from modelexport.baseline.options import Baseline, ExportOptions, mapped
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
 from modelexport.errors import ArgumentError
 from modelexport.hierarchy.calls import CallLog
@@ -84,8 +84,8 @@ def _export_once(
     if options.jit_graph is not None:
         options.jit_graph.write_text(str(lowering.final), encoding="utf-8")
     files = {path.name: path for path in target.parent.iterdir() if path != target}
-    opened = (lambda: target.read_bytes()) if sink.content is None else (lambda: sink.content or b"")
-    return Baseline(opened, files, _read_trace(recorder.log(), lowering), tuple(shape.dropped))
+    data = mapped(target) if sink.content is None else memoryview(sink.content)
+    return Baseline(data, files, _read_trace(recorder.log(), lowering), tuple(shape.dropped))
 
 
 def _by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:
@@ -124,7 +124,7 @@ def _dynamic_axes(dynamic_shapes: Any, names: Any) -> dict[str, dict[int, str]] 
 class _Sink:
     """A file for torch to write its model bytes into; keeps the object itself, without a copy."""
 
-    content: Buffer | None = None
+    content: bytes | None = None
 
     def write(self, content: bytes) -> int:
         self.content = content
