@@ -139,10 +139,8 @@ def export_model(
 def recommend_strategy(model: nn.Module) -> tuple[str, str]:
     """The strategy to use for a model, and the reason."""
     _check_model(model)
-    scripted = next((path for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
-    if scripted is not None:
-        where = f"its module {scripted!r} is" if scripted else "it is"
-        return HTP.name, f"{where} TorchScript already, which only the torchscript exporter takes"
+    if isinstance(model, torch.jit.ScriptModule):
+        return HTP.name, "it is compiled by torch.jit, which only the torchscript exporter takes"
     return FX.name, "the dynamo exporter records every node's module itself; auto falls back to htp where it fails"
 
 

@@ -142,7 +142,16 @@ def test_recommendation_has_a_reason() -> None:
     name, reason = modelexport.recommend_strategy(nn.Linear(2, 2))
     assert (name, bool(reason)) == ("fx", True)
     with pytest.warns(DeprecationWarning, match="torch.jit.script"):
-        scripted = nn.Sequential(torch.jit.script(nn.Linear(2, 2)))
+        scripted = torch.jit.script(nn.Linear(2, 2))
     name, reason = modelexport.recommend_strategy(scripted)
     assert name == "htp"
-    assert "'0'" in reason
+    assert "torch.jit" in reason
+
+
+def test_a_compiled_model_exports_with_the_recommended_strategy(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+        model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4)))
+    strategy, _ = modelexport.recommend_strategy(model)
+    report = modelexport.export_model(model, torch.ones(1, 4), tmp_path / "m.onnx", strategy=strategy)
+    assert report.coverage == 1.0
+    assert report.hierarchy.modules["2"].status == "nodes"

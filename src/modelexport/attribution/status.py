@@ -19,6 +19,9 @@ class Status(enum.StrEnum):
 def module_status(facts: Facts, attributions: Sequence[Attribution | None]) -> dict[str, Status]:
     """The status of every module; a container that is never called itself goes by what it contains."""
     ran = _with_ancestors(facts, {call.path for call in facts.trace.log.calls})
+    for path in facts.tree:  # what cannot be seen to run goes by the module around it
+        if facts.tree[path].opaque and facts.tree.parent(path) in ran:
+            ran.add(path)
     holding = _with_ancestors(facts, {answer.path for answer in attributions if answer is not None})
     bodies = _only_in_bodies(facts, attributions, ran)
     status: dict[str, Status] = {}

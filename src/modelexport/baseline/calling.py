@@ -167,6 +167,9 @@ def _flat_names(fields: Mapping[str, Any]) -> list[str]:
 def shaped_output(model: nn.Module, taken: Sequence[str] = ()) -> Iterator[OutputShape]:
     """Let only tensors out of the model while the block runs."""
     shape = OutputShape(taken)
+    if isinstance(model, torch.jit.ScriptModule):  # it takes no hooks, and can return nothing but tensors
+        yield shape
+        return
     handle = model.register_forward_hook(shape)
     try:
         yield shape
@@ -177,11 +180,13 @@ def shaped_output(model: nn.Module, taken: Sequence[str] = ()) -> Iterator[Outpu
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
     """Eval mode for the time of the block; afterwards every attribute and buffer is as it was."""
-    modules = list(model.modules())
+    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    scripted = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
+    training = [module.training for module in scripted]
     attributes = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in modules]
     buffers = [(b, b._version, b.detach().clone()) for b in model.buffers()]
     try:
-        for module in modules:
+        for module in (*modules, *scripted):
             module.training = False
         yield
     finally:
@@ -189,6 +194,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
             _restore(module.__dict__, plain)
             _restore(module._parameters, own_parameters)
             _restore(module._buffers, own_buffers)
+        for module, was in zip(scripted, training, strict=True):
+            module.training = was
         with torch.no_grad():
             for buffer, version, copy in buffers:
                 if buffer._version != version:

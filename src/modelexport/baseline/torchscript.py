@@ -172,6 +172,8 @@ class _JitTap:
         self.traced, self.scopes, self.parents = [], {}, []
         if state is not None:
             self._read(state.graph())
+        if len(self.parents) != len(spans):  # not the calls that were recorded: no evidence rather than wrong evidence
+            self.traced, self.scopes, self.parents = [], {}, []
         return {str(unique): op.call for op in self.traced for unique in op.outputs}
 
     def _read(self, graph: Any) -> None:

@@ -70,6 +70,7 @@ def _describe(path: str, module: nn.Module, aliases: list[str]) -> Module:
         direct_buffers=tuple(name for name, _ in _direct(module._buffers)),
         forward_args=forward_args(module),
         aliases=tuple(sorted(aliases)),
+        opaque=isinstance(module, torch.jit.ScriptModule),
     )
 
 
@@ -175,6 +176,8 @@ def recording(model: nn.Module, tree: ModuleTree, tap: Tap) -> Iterator[Recorder
     handles = []
     try:
         for path in tree:
+            if tree[path].opaque:
+                continue
             module = model.get_submodule(path)
             # First before, last after: what other hooks compute belongs to the module as well. The
             # path is bound here, because torch.export calls hooks with a stand-in for the module.

@@ -17,6 +17,8 @@ class Module(msgspec.Struct, frozen=True):
     direct_buffers: tuple[str, ...]
     forward_args: tuple[str, ...]
     aliases: tuple[str, ...] = ()
+    opaque: bool = False
+    """Compiled by torch.jit: it takes no hooks, so its calls cannot be seen."""
 
     @property
     def class_name(self) -> str:
