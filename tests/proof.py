@@ -26,8 +26,6 @@ from modelexport.baseline.calling import read_inputs
 from modelexport.hierarchy.capture import scan, tensors_in
 from modelexport.tagged.model import TaggedModel
 
-TOLERANCE = {"rtol": 2e-3, "atol": 1e-4}
-
 
 @dataclass
 class Returned:
@@ -167,7 +165,7 @@ def value_test(exported: TaggedModel, returned: dict[str, list[Returned]], value
     verdict = Verdict()
     by_module = _tensors_by(exported, lambda tag: _dotted_prefixes(tag.hierarchy_module))
     by_tag = _tensors_by(exported, lambda tag: _tag_prefixes(tag.hierarchy_path))
-    anywhere = list(values)
+    by_call = _tensors_by(exported, lambda tag: [(tag.hierarchy_module, tag.hierarchy_call)])
     for path, calls in returned.items():
         record = exported.modules[path]
         if record.status == "absorbed":
@@ -177,33 +175,47 @@ def value_test(exported: TaggedModel, returned: dict[str, list[Returned]], value
         if record.status == "unused":
             verdict.failures.append(f"{path!r} ran, but is called unused")
             continue
-        groups = [("module", by_module.get(path, []))]
+        _check_module(verdict, f"{path!r} by module", calls, by_module.get(path, []), values)
         if record.tag is not None:
-            groups.append(("tag", by_tag.get(record.tag, [])))
-        for number, call in enumerate(calls):
-            for kind, names in groups:
-                _check_call(verdict, f"{path!r} call {number} by {kind}", call, names, anywhere, values)
+            _check_module(verdict, f"{path!r} by tag", calls, by_tag.get(record.tag, []), values)
+        if not record.children and record.calls == len(calls) > 1:
+            for number, call in enumerate(calls):
+                _check_number(
+                    verdict, f"{path!r} call {number}", call, by_call.get((path, number), []), by_module[path], values
+                )
     return verdict
 
 
-def _check_call(
-    verdict: Verdict, place: str, call: Returned, names: list[str], anywhere: list[str], values: dict[str, np.ndarray]
-) -> None:
-    """One call passes when each tensor it made is there.
+def _made(call: Returned) -> list[np.ndarray]:
+    """What the module made itself: a tensor that it was given and hands on is not its work."""
+    return [tensor for tensor in call.given if not any(same(tensor, other) for other in call.taken)]
 
-    A tensor that the module was given and hands on is not its work. A tensor that is nowhere in
-    the graph was removed because nothing reads it, which only counts as such beside one that is there.
+
+def _check_module(
+    verdict: Verdict, place: str, calls: list[Returned], names: list[str], values: dict[str, np.ndarray]
+) -> None:
+    """A module passes when each tensor that it made is at its nodes.
+
+    A tensor that is nowhere in the graph was removed because nothing reads it, which only counts
+    as such beside one that is there.
     """
-    made = [tensor for tensor in call.given if not any(same(tensor, other) for other in call.taken)]
+    made = [tensor for call in calls for tensor in _made(call)]
     missing = [tensor for tensor in made if not found(tensor, names, values)]
     verdict.checked += len(made)
-    if not missing:
-        return
-    misplaced = [tensor for tensor in missing if found(tensor, anywhere, values)]
+    misplaced = [tensor for tensor in missing if found(tensor, list(values), values)]
     if misplaced:
         verdict.failures.append(f"{place}: {len(misplaced)} of {len(made)} tensors are at other modules' nodes")
-    elif len(missing) == len(made):
+    elif missing and len(missing) == len(made):
         verdict.failures.append(f"{place}: none of {len(made)} tensors of shape {missing[0].shape} is in the graph")
+
+
+def _check_number(
+    verdict: Verdict, place: str, call: Returned, names: list[str], all_names: list[str], values: dict[str, np.ndarray]
+) -> None:
+    """What a repeated call made is at the nodes of that call, not of another."""
+    for tensor in _made(call):
+        if found(tensor, all_names, values) and not found(tensor, names, values):
+            verdict.failures.append(f"{place}: its result is at the nodes of another call")
 
 
 def found(tensor: np.ndarray, names: list[str], values: dict[str, np.ndarray]) -> bool:
@@ -213,7 +225,8 @@ def found(tensor: np.ndarray, names: list[str], values: dict[str, np.ndarray]) -
 def same(first: np.ndarray, second: np.ndarray) -> bool:
     if first.shape != second.shape or second.dtype.kind != "f":
         return False
-    return np.allclose(first, second.astype(np.float32), equal_nan=True, **TOLERANCE)
+    absolute = 1e-4 * max(1.0, float(np.nanmax(np.abs(first), initial=0.0)))
+    return np.allclose(first, second.astype(np.float32), rtol=2e-3, atol=absolute, equal_nan=True)
 
 
 def _tensors_by(exported: TaggedModel, prefixes: Any) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ TORCH_FILES = {
     "hierarchy/capture.py",
     "baseline/calling.py",
     "baseline/dynamo.py",
+    "baseline/lowering.py",
     "baseline/torchscript.py",
     "source/load.py",
     "source/inputs.py",

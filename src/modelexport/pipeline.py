@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import traceback
@@ -271,6 +272,7 @@ def _opset(proto: Any) -> int:
     return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     names = ("modelexport", "torch", "onnx", "onnxscript")
     return {name: importlib.metadata.version(name) for name in names}

@@ -43,7 +43,8 @@ def by_root(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
 
 
 def _settle(facts: Facts, known: dict[int, Site], index: int, around: Iterable[int]) -> None:
-    if index in known or facts.graph.nodes[index].function:
+    node = facts.graph.nodes[index]
+    if index in known or node.function or node.enclosing >= 0:
         return
     sites = [known[other] for other in around if other in known]
     if sites:

@@ -20,7 +20,7 @@ def module_status(facts: Facts, attributions: Sequence[Attribution | None]) -> d
     """The status of every module; a container that is never called itself goes by what it contains."""
     ran = _with_ancestors(facts, {call.path for call in facts.trace.log.calls})
     for path in facts.tree:  # what cannot be seen to run goes by the module around it
-        if facts.tree[path].opaque and facts.tree.parent(path) in ran:
+        if facts.tree[path].opaque and (not path or facts.tree.parent(path) in ran):
             ran.add(path)
     holding = _with_ancestors(facts, {answer.path for answer in attributions if answer is not None})
     bodies = _only_in_bodies(facts, attributions, ran)
@@ -59,14 +59,21 @@ def _with_ancestors(facts: Facts, paths: set[str]) -> set[str]:
 
 
 def _only_in_bodies(facts: Facts, attributions: Sequence[Attribution | None], ran: set[str]) -> set[str]:
-    """Modules without weights below one that runs only in a nested body, where no hook can see a call."""
+    """Modules without weights that may have run in a nested body, where no hook can see a call.
+
+    These are the ones below a module that runs only in such a body, and those directly below a
+    module that has such a body: what they did is there, but nothing tells it from its neighbours.
+    """
     nodes = facts.graph.nodes
-    inside = {a.path for a, node in zip(attributions, nodes, strict=True) if a is not None and node.enclosing >= 0}
-    hosts = _with_ancestors(facts, inside) - ran
+    bodies = [(answer, node) for answer, node in zip(attributions, nodes, strict=True) if node.enclosing >= 0]
+    inside = {answer.path for answer, _ in bodies if answer is not None}
+    around = {attributions[node.enclosing] for _, node in bodies}
+    hosts = (_with_ancestors(facts, inside) - ran) | {answer.path for answer in around if answer is not None}
     weights = facts.tree.subtree_parameters() if hosts else {}
     found: set[str] = set()
     for path in facts.tree:
         parent = facts.tree.parent(path)
-        if parent is not None and (parent in hosts or parent in found) and path not in hosts and not weights[path]:
+        below = parent is not None and (parent in hosts or parent in found)
+        if below and path not in hosts and path not in ran and not weights[path]:
             found.add(path)
     return found

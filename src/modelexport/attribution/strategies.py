@@ -77,6 +77,8 @@ def known_strategies() -> dict[str, Strategy]:
 
 
 def find_strategy(name: str) -> Strategy:
+    if name in _REGISTRY:
+        return _REGISTRY[name]
     strategies = known_strategies()
     if name not in strategies:
         raise ArgumentError(

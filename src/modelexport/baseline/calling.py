@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def read_inputs(example_inputs: object) -> ModelInputs:
     else:
         raise ArgumentTypeError(f"example_inputs is a {type(example_inputs).__name__}", hint=hint)
     for name, value in (*enumerate(inputs.args), *inputs.kwargs.items()):
-        if not isinstance(value, bool | int | float | str | None) and not _holds_tensor(value):
+        if not _is_input(value):
             raise ArgumentTypeError(
                 f"example input {name!r} is a {type(value).__name__}",
                 hint="inputs are tensors, or plain constants that stay fixed; convert arrays with torch.as_tensor",
@@ -68,6 +68,14 @@ def in_signature_order(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
     rank = {name: place for place, name in enumerate(forward_args(model))}
     ordered = sorted(inputs.kwargs.items(), key=lambda item: rank.get(item[0], len(rank)))
     return ModelInputs(inputs.args, dict(ordered))
+
+
+def _is_input(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_input(item) for item in value.values())
+    if isinstance(value, tuple | list):
+        return all(_is_input(item) for item in value)
+    return value is None or isinstance(value, torch.Tensor | bool | int | float | str)
 
 
 def _holds_tensor(value: object) -> bool:
@@ -184,7 +192,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     scripted = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
     training = [module.training for module in scripted]
     attributes = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in modules]
-    buffers = [(b, b._version, b.detach().clone()) for b in model.buffers()]
+    buffers = [(buffer, _version(buffer), buffer.detach().clone()) for buffer in model.buffers()]
     try:
         for module in (*modules, *scripted):
             module.training = False
@@ -196,10 +204,15 @@ def preserved(model: nn.Module) -> Iterator[None]:
             _restore(module._buffers, own_buffers)
         for module, was in zip(scripted, training, strict=True):
             module.training = was
-        with torch.no_grad():
-            for buffer, version, copy in buffers:
-                if buffer._version != version:
+        for buffer, version, copy in buffers:
+            if version is None or buffer._version != version:
+                with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                     buffer.copy_(copy)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often a tensor was written to; None where torch does not count."""
+    return None if tensor.is_inference() else int(tensor._version)
 
 
 def _restore(live: dict[str, Any], saved: dict[str, Any]) -> None:
@@ -225,23 +238,34 @@ def swapped(owner: Any, **replacements: Any) -> Iterator[None]:
 def quiet(verbose: bool) -> Iterator[None]:
     """Keep torch's warnings and log lines off the screen unless asked for."""
     if verbose:
-        with nullcontext():
-            yield
+        yield
         return
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "onnxscript", "onnx_ir")]
-    known = [*loggers, *(logging.getLogger(name) for name in _torch_logger_names())]
-    levels = [(logger, logger.level) for logger in known]
+    roots = [logging.getLogger(name) for name in _NOISY]
+    levels = [logger.level for logger in roots]
+    own_level = [logger for logger in _noisy_loggers() if logger.level and not logger.disabled]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for logger in known:
-                logger.setLevel(logging.CRITICAL)
+            for logger in roots:
+                logger.setLevel(logging.CRITICAL + 1)
+            for logger in own_level:
+                logger.disabled = True
             yield
     finally:
-        for logger, level in levels:
+        for logger, level in zip(roots, levels, strict=True):
             logger.setLevel(level)
+        for logger in own_level:
+            logger.disabled = False
 
 
-def _torch_logger_names() -> list[str]:
-    roots = ("torch.", "onnxscript.", "onnx_ir.")
-    return [name for name in logging.root.manager.loggerDict if name.startswith(roots)]
+_NOISY = ("torch", "onnxscript", "onnx_ir")
+
+
+def _noisy_loggers() -> list[logging.Logger]:
+    """The loggers below the noisy ones; those with a level of their own do not heed their parent's."""
+    loggers = logging.root.manager.loggerDict
+    return [
+        logger
+        for name, logger in loggers.items()
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in _NOISY and "." in name
+    ]

@@ -61,6 +61,9 @@ class _FxTap:
         mode = get_proxy_mode()
         return None if mode is None else mode.tracer
 
+    def session(self) -> object:
+        return self._tracer()
+
     def position(self) -> int:
         tracer = self._tracer()
         return 0 if tracer is None else len(tracer.graph.nodes)
@@ -72,7 +75,7 @@ class _FxTap:
         slot = get_proxy_slot(tensor, tracer, None)
         return None if slot is None else _value_name(slot.proxy.node, lambda node: str(node.name))
 
-    def made_by(self, spans: list[tuple[int, int]]) -> dict[str, int]:
+    def made_by(self, spans: list[tuple[int, int]], parents: list[int]) -> dict[str, int]:
         tracer = self._tracer()
         if tracer is None:
             return {}
@@ -156,7 +159,7 @@ def _fx_names(model: Any) -> dict[str, str]:
 
 def _read_trace(program: Any, tree: ModuleTree, log: CallLog, translation: _Translation) -> Trace:
     fx_nodes = [node for node in program.exported_program.graph.nodes if node.op == "call_function"]
-    if not log.made_by or getattr(program, "_capture_strategy", None) != "TorchExportNonStrictStrategy":
+    if not log.calls or getattr(program, "_capture_strategy", None) != "TorchExportNonStrictStrategy":
         log = _log_from_stacks(fx_nodes, tree)
     origins = {node.name: _origin(node, log) for node in fx_nodes}
     numbers = {name: log.made_by[origin] for name, origin in origins.items() if origin is not None}

@@ -19,13 +19,16 @@ from modelexport.hierarchy.tree import Module, ModuleTree, join
 class Tap(Protocol):
     """How an exporter's own trace is read while it is being made."""
 
+    def session(self) -> object:
+        """The trace itself: another object for another attempt."""
+
     def position(self) -> int:
         """How far the trace has come; grows with every operation."""
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The trace's name for a tensor that it made."""
 
-    def made_by(self, spans: list[tuple[int, int]]) -> dict[str, int]:
+    def made_by(self, spans: list[tuple[int, int]], parents: list[int]) -> dict[str, int]:
         """Which call made each operation traced so far; a span is a call's positions before and after."""
 
 
@@ -81,12 +84,12 @@ _ARGS_OF_CLASS: dict[Any, tuple[str, ...]] = {}
 def forward_args(module: nn.Module) -> tuple[str, ...]:
     """The names of the arguments of a module's forward, with * and ** where it takes any."""
     own = module.__dict__.get("forward")
-    function = own if own is not None else type(module).forward
-    if function in _ARGS_OF_CLASS:
-        return _ARGS_OF_CLASS[function]
     try:
+        function = own if own is not None else type(module).forward
+        if function in _ARGS_OF_CLASS:
+            return _ARGS_OF_CLASS[function]
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, AttributeError):
         return ()
     if own is None:
         parameters = parameters[1:]
@@ -116,6 +119,7 @@ class Recorder:
 
     def __init__(self, tap: Tap) -> None:
         self._tap = tap
+        self._session: object = None
         self._reset()
 
     def _reset(self) -> None:
@@ -128,7 +132,9 @@ class Recorder:
         # Inside a graph body that dynamo compiles, any side effect would fail the capture.
         if torch.compiler.is_dynamo_compiling():
             return
-        if not path:
+        session = self._tap.session()
+        if session is not self._session:
+            self._session = session
             self._reset()
         index = self._counts.get(path, 0)
         self._counts[path] = index + 1
@@ -150,7 +156,8 @@ class Recorder:
                 call.returned = tuple(name for name in names if name is not None)
                 break
         if not self._open:
-            self._made_by = self._tap.made_by([(call.start, call.finish) for call in self._calls])
+            spans = [(call.start, call.finish) for call in self._calls]
+            self._made_by = self._tap.made_by(spans, [call.parent for call in self._calls])
 
     def log(self) -> CallLog:
         """The calls of the last complete capture."""

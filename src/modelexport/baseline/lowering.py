@@ -1,0 +1,357 @@
+"""Follows the TorchScript exporter's graph down to ONNX: which call of which module made each value."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from modelexport.baseline.calling import swapped
+from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
+from modelexport.hierarchy.calls import CallLog, assign_operations
+
+_CALL_BLOCK = "prim::TracedModuleForward"
+_BLOCK_START = "prim::Param"
+_NODE_NAME = "onnx_name"
+"""Where the exporter keeps a node's name until it writes it."""
+
+
+class Traced(NamedTuple):
+    """One operation of the trace; values go by their unique numbers."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    call: int
+
+
+class JitTap:
+    """Reads the graph that torch.jit is tracing.
+
+    Values are numbered as they are made, so a number is a position in the trace. `ask=False`
+    leaves returned values alone, where asking for one would disturb the trace.
+    """
+
+    def __init__(self, ask: bool = True) -> None:
+        self.disturbed = False
+        self.traced: dict[tuple[str, str], list[Traced]] = {}
+        self._ask = ask
+        self._latest = 0
+        self._scopes: dict[str, list[int]] = {}
+        self._parents: list[int] = []
+
+    def session(self) -> object:
+        return torch._C._get_tracing_state()
+
+    def position(self) -> int:
+        state = torch._C._get_tracing_state()
+        if state is not None:
+            self._latest = max(self._latest, _last_unique(state.graph().insertPoint().prev()))
+        return self._latest
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        state = torch._C._get_tracing_state()
+        if not self._ask or state is None or (tensor.requires_grad and tensor.is_leaf):
+            return None
+        here = state.graph().insertPoint()
+        before = here.prev()
+        unique = _ask([tensor])
+        self.disturbed = self.disturbed or here.prev() != before
+        return str(unique)
+
+    def made_by(self, spans: list[tuple[int, int]], parents: list[int]) -> dict[str, int]:
+        state = torch._C._get_tracing_state()
+        if state is None:
+            return {}
+        self._latest = 0
+        self._parents = parents
+        operations = list(_operations(state.graph()))
+        marks = [(str(unique), unique) for node in operations for unique in node.outputs]
+        made_by = assign_operations(spans, marks)
+        self.traced, self._scopes = defaultdict(list), {}
+        for node in operations:
+            call = made_by.get(str(node.outputs[0]), -1) if node.outputs else -1
+            self.traced[node.kind, node.scope].append(Traced(node.inputs, node.outputs, call))
+            calls = self._scopes.setdefault(node.scope, [])
+            if call >= 0 and (not calls or calls[-1] != call):
+                calls.append(call)
+        return made_by
+
+    def call_in(self, scope: str, last: int) -> int:
+        """The call of this scope that an operation belongs to, when the one before it was made by call `last`."""
+        candidates = self._scopes.get(scope, [])
+        around = last
+        while around >= 0:
+            if around in candidates:
+                return around
+            around = self._parents[around]
+        return next((number for number in candidates if number > last), -1)
+
+
+class _Node(NamedTuple):
+    kind: str
+    scope: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def _operations(graph: Any) -> Iterator[_Node]:
+    """Every operation of a trace in order; during the trace each call of a module is a block of its own."""
+    pending = [(node, "") for node in reversed(list(graph.nodes()))]
+    while pending:
+        node, scope = pending.pop()
+        kind = node.kind()
+        if kind == _CALL_BLOCK:
+            scope = node.scopeName()
+            pending.extend(reversed([(inner, scope) for block in node.blocks() for inner in block.nodes()]))
+        else:
+            inputs = tuple([value.unique() for value in node.inputs()])
+            yield _Node(kind, scope, inputs, tuple([value.unique() for value in node.outputs()]))
+
+
+def _last_unique(node: Any) -> int:
+    """The number of the newest value at or before a node of the trace."""
+    while node.kind() != _BLOCK_START:
+        for block in node.blocks():
+            inside = _last_unique(block.returnNode().prev())
+            if inside:
+                return inside
+        if node.outputsSize():
+            return max(int(value.unique()) for value in node.outputs())
+        node = node.prev()
+    return 0
+
+
+def _ask(holder: list[torch.Tensor]) -> int:
+    """The trace's number for a tensor.
+
+    The tracer names a value after a local variable, here or in the calling frame, that is the
+    tensor; neither may be one, or asking would rename tensors of the baseline.
+    """
+    return _unique_of(holder)
+
+
+def _unique_of(holder: list[torch.Tensor]) -> int:
+    return int(torch._C._get_value_trace(holder[0]).unique())  # type: ignore[attr-defined]
+
+
+class Lowering:
+    """What became of each traced operation on its way to ONNX.
+
+    Four graphs are passed through, each with numbers of its own: the one being traced, its inlined
+    copy, the ONNX one as the symbolic functions made it, and a renumbered copy of that, which is
+    optimised further and then written.
+    """
+
+    def __init__(self, tap: JitTap) -> None:
+        self.tap = tap
+        self.final: Any = None
+        self.made_by: dict[int, int] = {}
+        self.translated: list[tuple[tuple[int, ...], tuple[int, ...], Any, bool]] = []
+        self.outputs: list[int] = []
+        self._traced_as: dict[int, Traced] = {}
+        self._inlined_as: dict[int, int] = {}
+        self._translated_as: dict[int, int] = {}
+        self._debug_names: dict[int, str] = {}
+        self._values: dict[int, Any] = {}
+        self._by_debug_name: dict[str, Any] = {}
+        self._graph: Any = None
+        self._last: Any = None
+        self._last_call = -1
+        self._last_result: int | None = None
+
+    def inline(self, graph: Any) -> None:
+        """The trace was inlined: the same operations in the same order, less some that nothing reads.
+
+        An operation is recognised among those of its kind and scope by what it reads. Constants
+        are not: a dropped one looks like any other, and who reads a constant tells enough.
+        """
+        upcoming = {key: iter(operations) for key, operations in self.tap.traced.items()}
+        for node in graph.nodes():
+            inputs = [value.unique() for value in node.inputs()]
+            if not inputs:
+                continue
+            for traced in upcoming.get((node.kind(), node.scopeName()), ()):
+                if self._reads_the_same(traced, inputs):
+                    for was, now in zip(traced.outputs, node.outputs(), strict=False):
+                        self._inlined_as[was] = now.unique()
+                        self._traced_as[now.unique()] = traced
+                    break
+
+    def _reads_the_same(self, traced: Traced, inputs: list[int]) -> bool:
+        known = self._inlined_as
+        same_length = len(traced.inputs) == len(inputs)
+        return same_length and all(known.get(was, now) == now for was, now in zip(traced.inputs, inputs, strict=True))
+
+    def settle(self, graph: Any) -> None:
+        """Before a symbolic function runs: the exporter may have put a folded constant after the last one's nodes."""
+        added = self._added(graph)
+        for node in added:
+            self._note(node, self._last_call)
+        if len(added) == 1 and added[0].outputsSize() == 1 and self._last_result is not None:
+            self._translated_as[self._last_result] = next(iter(added[0].outputs())).unique()
+
+    def translate(self, graph: Any, node: Any, result: Any) -> None:
+        """After a symbolic function ran: note the ONNX nodes that it added for this traced node."""
+        self._graph = graph
+        outputs = [value.unique() for value in node.outputs()]
+        traced = next((self._traced_as[unique] for unique in outputs if unique in self._traced_as), None)
+        call = self.tap.call_in(node.scopeName(), self._last_call) if traced is None else traced.call
+        if call >= 0 and node.inputsSize():
+            self._last_call = call
+        for new in self._added(graph):
+            self._note(new, call)
+        results = result if isinstance(result, tuple | list) else (result,)
+        for old, value in zip(outputs, results, strict=False):
+            if isinstance(value, torch._C.Value):
+                self._translated_as[old] = value.unique()
+        self._last_result = outputs[0] if len(outputs) == 1 else None
+
+    def _added(self, graph: Any) -> list[Any]:
+        """The nodes at the end of the graph that were not there before."""
+        added: list[Any] = []
+        newest = walk = graph.return_node().prev()
+        while walk.kind() != _BLOCK_START and walk != self._last:
+            added.append(walk)
+            walk = walk.prev()
+        self._last = newest
+        return added[::-1]
+
+    def _note(self, node: Any, call: int) -> None:
+        outputs = tuple([value.unique() for value in node.outputs()])
+        inputs = tuple([value.unique() for value in node.inputs()])
+        self.translated.append((outputs, inputs, *_kind(node)))
+        if call >= 0:
+            self.made_by.update(dict.fromkeys(outputs, call))
+
+    def translated_value(self, traced: str) -> int | None:
+        """The ONNX value that a value of the trace became, where it could be followed."""
+        return self._translated_as.get(self._inlined_as.get(int(traced), -1))
+
+    def renumber(self, copy: Any) -> None:
+        """The graph was copied node by node: match the copy's values with the originals."""
+        if self._graph is None:
+            return
+        pairs = zip(self._graph.nodes(), copy.nodes(), strict=False)
+        for old, new in pairs:
+            for was, now in zip(old.outputs(), new.outputs(), strict=False):
+                self._debug_names[was.unique()] = now.debugName()
+                self._values[was.unique()] = now
+        for was, now in zip(self._graph.inputs(), copy.inputs(), strict=False):
+            self._values[was.unique()] = now
+        self.outputs = [value.unique() for value in self._graph.outputs()]
+
+    def finish(self, graph: Any) -> None:
+        """The graph is optimised; a value that a fusion made anew has taken over the old one's name."""
+        self.final = graph
+        self._by_debug_name = {value.debugName(): value for node in graph.nodes() for value in node.outputs()}
+
+    def final_names(self) -> dict[int, str]:
+        """The name in the file of each translated value that is still there."""
+        names: dict[int, str] = {}
+        for unique, value in self._values.items():
+            try:
+                names[unique] = value.debugName()
+            except RuntimeError:  # the value was destroyed
+                heir = self._by_debug_name.get(self._debug_names.get(unique, ""))
+                if heir is not None:
+                    names[unique] = heir.debugName()
+        names.update(zip(self.outputs, (value.debugName() for value in self.final.outputs()), strict=False))
+        return names
+
+
+@contextmanager
+def watched_lowering(tap: JitTap) -> Iterator[Lowering]:
+    """See the graph at each stage of the exporter while the block runs."""
+    from torch.onnx._internal.torchscript_exporter import utils
+
+    lowering = Lowering(tap)
+    symbolic, optimize, to_graph = utils._run_symbolic_function, utils._optimize_graph, utils._model_to_graph
+
+    def run_symbolic_function(graph: Any, block: Any, node: Any, *rest: Any) -> Any:
+        lowering.settle(graph)
+        result = symbolic(graph, block, node, *rest)
+        lowering.translate(graph, node, result)
+        return result
+
+    def optimize_graph(traced: Any, *args: Any, **kwargs: Any) -> Any:
+        lowering.inline(traced)
+        graph = optimize(traced, *args, **kwargs)
+        lowering.renumber(graph)
+        return graph
+
+    def model_to_graph(*args: Any, **kwargs: Any) -> Any:
+        result = to_graph(*args, **kwargs)
+        lowering.finish(result[0])
+        return result
+
+    with swapped(
+        utils,
+        _run_symbolic_function=run_symbolic_function,
+        _optimize_graph=optimize_graph,
+        _model_to_graph=model_to_graph,
+    ):
+        yield lowering
+
+
+def _kind(node: Any) -> tuple[Any, bool]:
+    names = sorted(name for name in node.attributeNames() if name != _NODE_NAME)
+    attributes = tuple((name, _attribute_key(node, name)) for name in names)
+    return (node.kind(), attributes), not attributes
+
+
+def _attribute_key(node: Any, name: str) -> str:
+    kind = node.kindOf(name)
+    if kind in ("i", "f", "s", "is", "fs", "ss"):
+        return repr(getattr(node, kind)(name))
+    return str(kind)
+
+
+def read_trace(log: CallLog, lowering: Lowering) -> Trace:
+    names = lowering.final_names()
+
+    def name_for(unique: int) -> str:
+        return names.get(unique, f"%{unique}")
+
+    final = [_final_operation(node) for node in lowering.final.nodes()]
+    present = frozenset(value.debugName() for value in lowering.final.inputs())
+    before = [
+        Operation(tuple(map(name_for, outputs)), tuple(map(name_for, inputs)), kind, plain)
+        for outputs, inputs, kind, plain in lowering.translated
+    ]
+    survivors = Survivors(before, final, present)
+    made_by = [(unique, call) for unique, call in lowering.made_by.items() if call < len(log.calls)]
+    sites = [(unique, Site(log.calls[call].path, call)) for unique, call in made_by]
+    alive = {name for operation in final for name in operation.outputs}
+    certain = {names[unique]: site for unique, site in sites if names.get(unique) in alive}
+    scopes = settle_scopes(certain, ((name_for(unique), site) for unique, site in sites), survivors)
+    _add_by_scope_name(scopes, lowering, log)
+    returned: dict[int, tuple[str, ...]] = {}
+    for number, call in enumerate(log.calls):
+        values = [lowering.translated_value(name) for name in call.returned]
+        if values and None not in values:
+            now = (survivors.find(name_for(unique)) for unique in values if unique is not None)
+            returned[number] = tuple(name for name in now if name is not None)
+    return Trace(log, scopes, returned)
+
+
+def _add_by_scope_name(scopes: dict[str, Site], lowering: Lowering, log: CallLog) -> None:
+    """For a node that a late pass made: the call of the scope it was put in, as its neighbours tell."""
+    last = -1
+    for node in lowering.final.nodes():
+        names = [value.debugName() for value in node.outputs()]
+        site = next((scopes[name] for name in names if name in scopes), None)
+        if site is None:
+            call = lowering.tap.call_in(node.scopeName(), last)
+            if 0 <= call < len(log.calls):
+                scopes.update(dict.fromkeys(names, Site(log.calls[call].path, call)))
+        else:
+            last = site.call
+
+
+def _final_operation(node: Any) -> Operation:
+    outputs = tuple(value.debugName() for value in node.outputs())
+    inputs = tuple(value.debugName() for value in node.inputs())
+    return Operation(outputs, inputs, *_kind(node))
