@@ -10,7 +10,7 @@ pytestmark = pytest.mark.sanity
 
 
 def op(output: str, kind: str, *inputs: str, plain: bool = True) -> Operation:
-    return Operation((output,), inputs, kind, plain)
+    return Operation((output,), inputs, lambda: kind, plain)
 
 
 def test_a_value_that_kept_its_name() -> None:

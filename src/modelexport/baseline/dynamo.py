@@ -130,11 +130,13 @@ def _watched_translation() -> Iterator[_Translation]:
 
 
 def _operation(node: Any) -> Operation:
+    """One node; its attributes are read off now, because an optimiser may change them in place."""
     attributes = tuple(sorted((name, _attribute_key(value)) for name, value in node.attributes.items()))
+    kind = (node.domain, node.op_type, attributes)
     return Operation(
         tuple(value.name or "" for value in node.outputs),
         tuple("" if value is None else value.name or "" for value in node.inputs),
-        (node.domain, node.op_type, attributes),
+        lambda: kind,
         not attributes,
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -122,15 +123,18 @@ def _operations(graph: Any) -> Iterator[_Node]:
 
 def _last_unique(node: Any) -> int:
     """The number of the newest value at or before a node of the trace."""
-    while node.kind() != _BLOCK_START:
-        for block in node.blocks():
-            inside = _last_unique(block.returnNode().prev())
+    while True:
+        count = node.outputsSize()
+        kind = node.kind()
+        if kind == _BLOCK_START:
+            return 0
+        if count:
+            return int(node.outputsAt(count - 1).unique())
+        if kind == _CALL_BLOCK:
+            inside = max((_last_unique(block.returnNode().prev()) for block in node.blocks()), default=0)
             if inside:
                 return inside
-        if node.outputsSize():
-            return max(int(value.unique()) for value in _outputs(node))
         node = node.prev()
-    return 0
 
 
 def _ask(holder: list[torch.Tensor]) -> int:
@@ -305,6 +309,11 @@ def watched_lowering(tap: JitTap) -> Iterator[Lowering]:
         yield lowering
 
 
+def _kept(kind: Hashable) -> Hashable:
+    """What a node did when it was translated."""
+    return kind
+
+
 def _kind(node: Any) -> tuple[Any, bool]:
     """What an operation does, for comparison; a node that reads nothing is never compared."""
     if not node.inputsSize() or not node.hasAttributes():
@@ -327,10 +336,11 @@ def read_trace(log: CallLog, lowering: Lowering) -> Trace:
     def name_for(unique: int) -> str:
         return names.get(unique, f"%{unique}")
 
-    final = [_final_operation(node) for node in lowering.final.nodes()]
+    nodes = list(lowering.final.nodes())
+    final = [_final_operation(node) for node in nodes]
     present = frozenset(value.debugName() for value in lowering.final.inputs())
     before = [
-        Operation(tuple(map(name_for, outputs)), tuple(map(name_for, inputs)), kind, plain)
+        Operation(tuple(map(name_for, outputs)), tuple(map(name_for, inputs)), partial(_kept, kind), plain)
         for outputs, inputs, kind, plain in lowering.translated
     ]
     survivors = Survivors(before, final, present)
@@ -339,7 +349,7 @@ def read_trace(log: CallLog, lowering: Lowering) -> Trace:
     alive = {name for operation in final for name in operation.outputs}
     certain = {names[unique]: site for unique, site in sites if names.get(unique) in alive}
     scopes = settle_scopes(certain, ((name_for(unique), site) for unique, site in sites), survivors)
-    _add_by_scope_name(scopes, lowering, log)
+    _add_by_scope_name(scopes, zip(nodes, final, strict=True), lowering.tap, log)
     returned: dict[int, tuple[str, ...]] = {}
     for number, call in enumerate(log.calls):
         values = [lowering.translated_value(name) for name in call.returned]
@@ -349,21 +359,23 @@ def read_trace(log: CallLog, lowering: Lowering) -> Trace:
     return Trace(log, scopes, returned)
 
 
-def _add_by_scope_name(scopes: dict[str, Site], lowering: Lowering, log: CallLog) -> None:
+def _add_by_scope_name(
+    scopes: dict[str, Site], nodes: Iterable[tuple[Any, Operation]], tap: JitTap, log: CallLog
+) -> None:
     """For a node that a late pass made: the call of the scope it was put in, as its neighbours tell."""
     last = -1
-    for node in lowering.final.nodes():
-        names = [value.debugName() for value in _outputs(node)]
-        site = next((scopes[name] for name in names if name in scopes), None)
+    for node, operation in nodes:
+        site = next((scopes[name] for name in operation.outputs if name in scopes), None)
         if site is None:
-            call = lowering.tap.call_in(node.scopeName(), last)
+            call = tap.call_in(node.scopeName(), last)
             if 0 <= call < len(log.calls):
-                scopes.update(dict.fromkeys(names, Site(log.calls[call].path, call)))
+                scopes.update(dict.fromkeys(operation.outputs, Site(log.calls[call].path, call)))
         else:
             last = site.call
 
 
 def _final_operation(node: Any) -> Operation:
-    outputs = tuple(value.debugName() for value in _outputs(node))
-    inputs = tuple(value.debugName() for value in _inputs(node))
-    return Operation(outputs, inputs, *_kind(node))
+    """A node as it is written; what it does is only looked at if a value has to be found through it."""
+    outputs = tuple([value.debugName() for value in _outputs(node)])
+    inputs = tuple([value.debugName() for value in _inputs(node)])
+    return Operation(outputs, inputs, lambda: _kind(node)[0], False)

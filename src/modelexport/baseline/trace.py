@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -34,7 +34,8 @@ class Operation(NamedTuple):
 
     outputs: tuple[str, ...]
     inputs: tuple[str, ...]
-    kind: Hashable
+    kind: Callable[[], Hashable]
+    """What it does, in any form that can be compared."""
     plain: bool
     """Whether it has no attributes."""
 
@@ -79,7 +80,7 @@ class Survivors:
     def _seen_by_readers(self, name: str) -> str | None:
         for reader, slot in self._readers.get(name, ()):
             now = self._after.get(reader.outputs[0]) if reader.outputs else None
-            if now is not None and now.kind == reader.kind and len(now.inputs) == len(reader.inputs):
+            if now is not None and len(now.inputs) == len(reader.inputs) and now.kind() == reader.kind():
                 return now.inputs[slot] or None
         return None
 
