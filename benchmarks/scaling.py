@@ -64,7 +64,6 @@ def main() -> None:
             totals[SIZES[0]] += small
             totals[SIZES[1]] += large
         print(f"  {name:22} {small:8.3f} s  {large:8.3f} s  ratio {large / small:6.2f}", flush=True)
-    ratio = totals[SIZES[1]] / totals[SIZES[0]]
-    print(
-        f"  {'capture plus tagging':22} {totals[SIZES[0]]:8.3f} s  {totals[SIZES[1]]:8.3f} s  ratio {ratio:6.2f}   aim at most {AIM:.0f}"
-    )
+    small, large = totals.values()
+    name = "capture plus tagging"
+    print(f"  {name:22} {small:8.3f} s  {large:8.3f} s  ratio {large / small:6.2f}   aim at most {AIM:.0f}")

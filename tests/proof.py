@@ -166,6 +166,7 @@ def value_test(exported: TaggedModel, returned: dict[str, list[Returned]], value
     by_module = _tensors_by(exported, lambda tag: _dotted_prefixes(tag.hierarchy_module))
     by_tag = _tensors_by(exported, lambda tag: _tag_prefixes(tag.hierarchy_path))
     by_call = _tensors_by(exported, lambda tag: [(tag.hierarchy_module, tag.hierarchy_call)])
+    computed = [name for name in values if name not in set(exported.graph.initializers)]
     for path, calls in returned.items():
         record = exported.modules[path]
         if record.status == "absorbed":
@@ -175,9 +176,9 @@ def value_test(exported: TaggedModel, returned: dict[str, list[Returned]], value
         if record.status == "unused":
             verdict.failures.append(f"{path!r} ran, but is called unused")
             continue
-        _check_module(verdict, f"{path!r} by module", calls, by_module.get(path, []), values)
+        _check_module(verdict, f"{path!r} by module", calls, by_module.get(path, []), computed, values)
         if record.tag is not None:
-            _check_module(verdict, f"{path!r} by tag", calls, by_tag.get(record.tag, []), values)
+            _check_module(verdict, f"{path!r} by tag", calls, by_tag.get(record.tag, []), computed, values)
         if not record.children and record.calls == len(calls) > 1:
             for number, call in enumerate(calls):
                 _check_number(
@@ -192,17 +193,22 @@ def _made(call: Returned) -> list[np.ndarray]:
 
 
 def _check_module(
-    verdict: Verdict, place: str, calls: list[Returned], names: list[str], values: dict[str, np.ndarray]
+    verdict: Verdict,
+    place: str,
+    calls: list[Returned],
+    names: list[str],
+    computed: list[str],
+    values: dict[str, np.ndarray],
 ) -> None:
     """A module passes when each tensor that it made is at its nodes.
 
-    A tensor that is nowhere in the graph was removed because nothing reads it, which only counts
-    as such beside one that is there.
+    A tensor that nothing in the graph computes was removed because nothing reads it, or folded
+    into a constant; that only counts as such beside one that is there.
     """
     made = [tensor for call in calls for tensor in _made(call)]
     missing = [tensor for tensor in made if not found(tensor, names, values)]
     verdict.checked += len(made)
-    misplaced = [tensor for tensor in missing if found(tensor, list(values), values)]
+    misplaced = [tensor for tensor in missing if found(tensor, computed, values)]
     if misplaced:
         verdict.failures.append(f"{place}: {len(misplaced)} of {len(made)} tensors are at other modules' nodes")
     elif missing and len(missing) == len(made):
@@ -260,7 +266,8 @@ def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: st
     args = () if named else example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     options = {"dynamo": exporter == "dynamo", "verbose": False, **options}
     if named:
-        options |= {"kwargs": example_inputs, "input_names": list(example_inputs)}
+        tensors = [name for name, value in example_inputs.items() if isinstance(value, torch.Tensor)]
+        options |= {"kwargs": example_inputs, "input_names": tensors}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -657,3 +657,134 @@ class Reshapes(nn.Module):
 @animal()
 def flatten_unflatten() -> Example:
     return Reshapes(), (x(2, 4, 2, 4),)
+
+
+class StepByStep(nn.Module):
+    """One cell run along the time axis, with sizes asked for that nothing needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x[:, 0]
+        for step in range(x.shape[1]):
+            state = torch.tanh(self.cell(x[:, step] + state))
+        return state
+
+
+@animal()
+def cell_in_a_loop() -> Example:
+    return StepByStep(), (x(2, 4, 8),)
+
+
+class AsksForSizes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x)
+        for _ in range(150):
+            x.size(0)
+        return torch.tanh(self.fc(x))
+
+
+@animal()
+def many_dead_operations() -> Example:
+    return AsksForSizes(), (x(2, 8),)
+
+
+@animal()
+def hook_changes_the_output() -> Example:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, output: output * 3 + 1)
+    return model, (x(2, 8),)
+
+
+class HookedBefore(nn.Module):
+    """A hook runs another module before this one's forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Block()
+        self.second = Block()
+        self.second.register_forward_pre_hook(lambda module, args: (self.first(args[0]),))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(x) * 2
+
+
+@animal()
+def hook_calls_a_module() -> Example:
+    return HookedBefore(), (x(2, 8),)
+
+
+class CallsItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, depth: int = 3) -> Tensor:
+        return x if depth == 0 else self(torch.tanh(self.fc(x)), depth - 1) * 2
+
+
+@animal()
+def recursive_root() -> Example:
+    return CallsItself(), (x(2, 8),)
+
+
+class Scales(nn.Module):
+    """Returns a folded constant beside what it computes."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scale = x.abs().sum(1, keepdim=True)
+        return x / scale, torch.zeros_like(scale), scale
+
+
+class UsesScales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaler = Scales()
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, offset, scale = self.scaler(x)
+        return self.fc(y) + torch.cat([offset.abs().log1p(), scale.log(), scale, offset], -1)
+
+
+@animal()
+def folded_constant_beside_a_value() -> Example:
+    return UsesScales(), (x(2, 8),)
+
+
+class BranchesWithoutWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.yes = nn.ReLU()
+        self.no = nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return torch.cond(y.sum() > 0, lambda v: self.yes(v), lambda v: self.no(v), (y,))
+
+
+@animal("torchscript")
+def conditional_without_weights() -> Example:
+    return BranchesWithoutWeights(), (x(2, 8),)
+
+
+class TakesPlainValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, shape: list[int], flag: bool = False) -> Tensor:
+        y = self.fc(x).reshape(shape)
+        return -y if flag else y
+
+
+@animal("torchscript")
+def plain_values_as_inputs() -> Example:
+    return TakesPlainValues(), {"x": x(2, 8), "shape": [4, 4], "flag": True}

@@ -234,8 +234,9 @@ class Lowering:
 
     def _note(self, node: Any, call: int) -> None:
         outputs = tuple([value.unique() for value in _outputs(node)])
-        inputs = tuple([value.unique() for value in _inputs(node)])
-        self.translated.append((outputs, inputs, *_kind(node)))
+        if node.inputsSize():
+            inputs = tuple([value.unique() for value in _inputs(node)])
+            self.translated.append((outputs, inputs, *_kind(node)))
         if call >= 0:
             self.made_by.update(dict.fromkeys(outputs, call))
 
