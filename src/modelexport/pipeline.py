@@ -16,7 +16,7 @@ from torch import nn
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.strategies import EXPORTERS, FX, HTP, ExportStrategy, Strategy, attribute, find_strategy
 from modelexport.baseline import dynamo, torchscript
-from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, in_signature_order, read_inputs
+from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, collector_paused, in_signature_order, read_inputs
 from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError
 from modelexport.graph import flatten
@@ -98,11 +98,11 @@ def export_model(
             tags = assign_tags(tree, policy)
         chosen, used, reason, baseline = _export_baseline(module, tree, inputs, stage, target, options, attempts, steps)
         data = baseline.data
-        with steps.step("attribute nodes to modules"):
+        with steps.step("attribute nodes to modules"), collector_paused():
             proto = parse(data, target)
             facts = Facts(flatten(proto), tree, baseline.trace)
             attributions = attribute(chosen, facts)
-        with steps.step("build the map"):
+        with steps.step("build the map"), collector_paused():
             model_record = ModelRecord(
                 tree[""].qualified_class,
                 source or tree[""].qualified_class,
@@ -122,7 +122,7 @@ def export_model(
                 versions=_versions(),
             )
             hierarchy = build_map(facts, tags, attributions, model_record, export_record)
-        with steps.step("write the files"):
+        with steps.step("write the files"), collector_paused():
             _write(stage, target, data, baseline, hierarchy, clean)
     return ExportReport(
         requested=str(strategy),

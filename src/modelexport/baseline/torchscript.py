@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.baseline.calling import ModelInputs, keyword_shim, preserved, quiet, shaped_output
+from modelexport.baseline.calling import ModelInputs, collector_paused, keyword_shim, preserved, quiet, shaped_output
 from modelexport.baseline.lowering import JitTap, read_trace, watched_lowering
 from modelexport.baseline.options import Baseline, ExportOptions, mapped
 from modelexport.errors import ArgumentError
@@ -58,6 +58,7 @@ def _export_once(
         recording(model, tree, tap) as recorder,
         watched_lowering(tap) as lowering,
         quiet(options.verbose),
+        collector_paused(),
     ):
         args, kwargs = (_by_position(model, inputs), None) if shim else (inputs.args, inputs.kwargs or None)
         torch.onnx.export(
@@ -78,7 +79,9 @@ def _export_once(
         options.jit_graph.write_text(str(lowering.final), encoding="utf-8")
     files = {path.name: path for path in target.parent.iterdir() if path != target}
     data = mapped(target) if sink.content is None else memoryview(sink.content)
-    return Baseline(data, files, read_trace(recorder.log(), lowering), tuple(shape.dropped))
+    with collector_paused():
+        trace = read_trace(recorder.log(), lowering)
+    return Baseline(data, files, trace, tuple(shape.dropped))
 
 
 def _by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:
