@@ -317,15 +317,6 @@ def padded_conv_batch_norm() -> Example:
     return PaddedConvNorm(), (x(1, 3, 6, 6),)
 
 
-class EndsTransposed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x).transpose(1, 2)
-
-
 class StartsTransposed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
