@@ -119,7 +119,6 @@ class _Builder:
         outputs = tuple(prefix + name for name in node.output if name)
         key = outputs[0] if outputs else f"{prefix}#{position}"
         called = function_key(node.domain, node.op_type)
-        bodies = list(_bodies(node))
         self.nodes.append(
             Node(
                 key,
@@ -132,7 +131,7 @@ class _Builder:
                 called if called in self._functions else "",
             )
         )
-        for label, body in bodies:
+        for label, body in bodies(node):
             inner = f"{key}/{label}/"
             self.add_graph(body, inner, [*scopes, self.declare(body, inner)], index, function)
 
@@ -145,7 +144,8 @@ def _resolve(name: str, scopes: list[dict[str, str]]) -> str:
     return name
 
 
-def _bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """The graphs nested in a node, each with the name of its attribute."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.name, attribute.g

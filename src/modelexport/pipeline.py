@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from modelexport.hierarchy.tree import ModuleTree
 from modelexport.report import ExportReport, Steps
 from modelexport.tagged import codec, wire
 from modelexport.tagged.build import HierarchyMap, build_map, tensor_infos
-from modelexport.tagged.model import parse
+from modelexport.tagged.model import StrPath, parse
 from modelexport.tagged.sidecar import (
     METADATA_KEY,
     ExportRecord,
@@ -35,9 +34,8 @@ from modelexport.tagged.sidecar import (
     encode_sidecar,
     sidecar_path,
 )
-from modelexport.tagged.staging import Staging, staging
+from modelexport.tagged.staging import Staging, check_target, staging
 
-StrPath = str | os.PathLike[str]
 _EXPORTERS = {"dynamo": dynamo.export, "torchscript": torchscript.export}
 _OPSETS = {"dynamo": (7, 26), "torchscript": (7, 20)}
 
@@ -74,7 +72,7 @@ def export_model(
     graph is the one that `torch.onnx.export` writes; `clean=True` leaves even the map out of the
     file and writes only the sidecar. Raises a ModelExportError with a hint when it cannot.
     """
-    target = _check_target(output_path)
+    target = check_target(output_path)
     module = _check_model(model)
     inputs = in_signature_order(module, read_inputs(example_inputs))
     policy = make_policy(torch_nn_exceptions, include, exclude, max_depth)
@@ -152,21 +150,6 @@ def _check_model(model: object) -> nn.Module:
             hint="pass the model object itself; a class needs to be called, a path needs to be loaded first",
         )
     return model
-
-
-def _check_target(output_path: object) -> Path:
-    if not isinstance(output_path, str | os.PathLike):
-        raise ArgumentTypeError(f"the output path is a {type(output_path).__name__}", hint="pass a path such as m.onnx")
-    target = Path(output_path)
-    if target.suffix != ".onnx":
-        raise ArgumentError(
-            f"the output {target.name!r} does not end in .onnx", hint="name it, for example, model.onnx"
-        )
-    if not target.parent.is_dir():
-        raise ArgumentError(f"the folder {target.parent} does not exist", hint="create it, or choose another output")
-    if target.is_dir():
-        raise ArgumentError(f"{target} is a folder", hint="choose another output name")
-    return target
 
 
 def _check_names(names: Sequence[str] | None, argument: str) -> list[str] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from modelexport.cli.render import note, progress, show_summary
-from modelexport.errors import ArgumentError
+from modelexport.tagged.staging import check_target
 
 _SEED = 0
 
@@ -74,7 +74,7 @@ def export_command(
       modelexport export ./bert-tiny bert.onnx --input-text "hello world"
       modelexport export mypackage.models:make_model model.onnx --strategy htp
     """
-    _check_output(output)
+    check_target(output)  # before torch is loaded
     with progress(verbose) as on_step:
         on_step("load torch and the model")
         from modelexport.pipeline import export_model
@@ -108,13 +108,3 @@ def export_command(
         if asked is not None and report.exporter != needed:
             note(f"{asked} was not written: only the {needed} exporter has such a graph")
     show_summary(report, verbose)
-
-
-def _check_output(output: Path) -> None:
-    """What can be told before torch is loaded."""
-    if output.suffix != ".onnx":
-        raise ArgumentError(
-            f"the output {output.name!r} does not end in .onnx", hint="name it, for example, model.onnx"
-        )
-    if not output.parent.is_dir():
-        raise ArgumentError(f"the folder {output.parent} does not exist", hint="create it, or choose another output")

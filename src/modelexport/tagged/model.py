@@ -116,12 +116,8 @@ def _doc_strings(proto: onnx.ModelProto) -> Iterator[str]:
     def walk(nodes: object) -> Iterator[str]:
         for node in nodes:  # type: ignore[attr-defined]
             yield node.doc_string
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    yield from walk(attribute.g.node)
-                elif attribute.type == onnx.AttributeProto.GRAPHS:
-                    for body in attribute.graphs:
-                        yield from walk(body.node)
+            for _, body in graph.bodies(node):
+                yield from walk(body.node)
 
     yield from walk(proto.graph.node)
     for function in proto.functions:

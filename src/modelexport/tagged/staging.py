@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from modelexport.errors import ArgumentError, FileError
+from modelexport.errors import ArgumentError, ArgumentTypeError, FileError
 from modelexport.tagged.wire import Buffer
 
 _PREFIX = ".modelexport-"
@@ -64,11 +64,24 @@ def _same_device(first: Path, second: Path) -> bool:
     return first.stat().st_dev == second.stat().st_dev
 
 
+def check_target(output_path: object) -> Path:
+    """The path of a model to write, if one can be written there."""
+    if not isinstance(output_path, str | os.PathLike):
+        raise ArgumentTypeError(f"the output path is a {type(output_path).__name__}", hint="pass a path such as m.onnx")
+    target = Path(output_path)
+    if target.suffix != ".onnx":
+        hint = "name it, for example, model.onnx"
+        raise ArgumentError(f"the output {target.name!r} does not end in .onnx", hint=hint)
+    if not target.parent.is_dir():
+        raise ArgumentError(f"the folder {target.parent} does not exist", hint="create it, or choose another output")
+    if target.is_dir():
+        raise ArgumentError(f"{target} is a folder", hint="choose another output name")
+    return target
+
+
 @contextmanager
 def staging(target_folder: Path, temp_dir: Path | None = None) -> Iterator[Staging]:
     """A work folder for the time of the block; nothing of it is left, whatever happens."""
-    if not target_folder.is_dir():
-        raise ArgumentError(f"the folder {target_folder} does not exist", hint="create it, or choose another output")
     if temp_dir is not None and not temp_dir.is_dir():
         raise ArgumentError(f"the temporary folder {temp_dir} does not exist", hint="create it, or choose another")
     if not os.access(target_folder, os.W_OK):

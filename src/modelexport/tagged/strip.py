@@ -7,11 +7,11 @@ from pathlib import Path, PurePosixPath
 
 import onnx
 
-from modelexport.errors import ArgumentError, FileError, FormatError
+from modelexport.errors import FileError, FormatError
 from modelexport.tagged import codec, wire
 from modelexport.tagged.model import StrPath, mapped, parse
 from modelexport.tagged.sidecar import METADATA_KEY
-from modelexport.tagged.staging import staging
+from modelexport.tagged.staging import check_target, staging
 
 
 def stripped(data: wire.Buffer) -> list[wire.Buffer]:
@@ -28,14 +28,12 @@ def _original_doc(doc_string: bytes | None) -> bytes | None:
 
 def strip(source: StrPath, target: StrPath) -> Path:
     """Write the baseline's bytes to `target`; external data is copied along into another folder."""
-    source, target = Path(source), Path(target)
-    if target.suffix != ".onnx":
-        raise ArgumentError(f"the output {target.name!r} does not end in .onnx")
+    source, target = Path(source), check_target(target)
     with mapped(source) as data, staging(target.parent) as stage:
         proto = parse(data, source)
         if source.parent.resolve() != target.parent.resolve():
-            for name in external_files(proto):
-                copy = stage.work / f"data-{len(list(stage.work.iterdir()))}"
+            for number, name in enumerate(external_files(proto)):
+                copy = stage.work / f"data-{number}"
                 _copy_data(source.parent / name, copy)
                 stage.place(copy, name)
         stage.place(stage.write("model", stripped(data)), target.name)
