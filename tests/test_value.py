@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import onnx
 import pytest
 
 import modelexport
+from modelexport.graph import bodies
 from proof import check_map, plain_export, prove, pytorch_values, strip_bytes, value_test
 from zoo import TORCH_CANNOT, ZOO, distinct
 
@@ -18,6 +20,20 @@ GENERATED = re.compile(rb"<eval_with_key>\.\d+")
 RETURNS_A_MAPPING = {"keyword_only_forward"}
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
+
+
+def unnumbered(data: bytes) -> bytes:
+    """The same file without those numbers; a number of another length also changes lengths around it."""
+    if not GENERATED.search(data):
+        return data
+    model = onnx.ModelProto.FromString(data)
+    pending = [model.graph]
+    while pending:
+        for node in pending.pop().node:
+            pending.extend(body for _, body in bodies(node))
+            for entry in node.metadata_props:
+                entry.value = GENERATED.sub(b"", entry.value.encode()).decode()
+    return model.SerializeToString()
 
 
 def cases() -> list[object]:
@@ -51,7 +67,7 @@ def test_stripped_bytes_are_the_baseline(name: str, strategy: str, tmp_path: Pat
     (tmp_path / "plain").mkdir()
     plain_export(model, inputs, tmp_path / "plain" / "model.onnx", EXPORTER[strategy], **names)
     ours, plain = strip_bytes(tmp_path / "model.onnx"), (tmp_path / "plain" / "model.onnx").read_bytes()
-    assert GENERATED.sub(b"", ours) == GENERATED.sub(b"", plain)
+    assert unnumbered(ours) == unnumbered(plain)
     for path in report.data_paths:
         assert path.read_bytes() == (tmp_path / "plain" / path.name).read_bytes()
 
