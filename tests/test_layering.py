@@ -12,13 +12,28 @@ import pytest
 import modelexport
 
 SOURCE = Path(modelexport.__file__).parent
-ROOMS = ["errors", "graph", "hierarchy", "baseline", "attribution", "tagged", "report", "source", "pipeline", "cli"]
+ROOMS = [
+    "errors",
+    "collector",
+    "graph",
+    "fingerprint",
+    "hierarchy",
+    "baseline",
+    "attribution",
+    "tagged",
+    "analysis",
+    "report",
+    "source",
+    "pipeline",
+    "cli",
+]
 """Each room may import from itself and from those before it."""
 TORCH_FILES = {
     "hierarchy/capture.py",
     "baseline/calling.py",
     "baseline/dynamo.py",
     "baseline/lowering.py",
+    "baseline/tap.py",
     "baseline/torchscript.py",
     "source/load.py",
     "source/inputs.py",

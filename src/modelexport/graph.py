@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import onnx
 
 
-class Node(msgspec.Struct, frozen=True):
+class Node(msgspec.Struct, frozen=True, gc=False):
     """One node. Tensor names are keys: a name of a nested body has the body's path in front.
 
     `key` is the first output, which is unique where a node's name may be empty or repeated.
@@ -19,6 +20,7 @@ class Node(msgspec.Struct, frozen=True):
     key: str
     name: str
     op_type: str
+    domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     enclosing: int = -1
@@ -27,22 +29,43 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Graph:
-    """The nodes in the order of the file (a node before those in its bodies), and who reads what."""
+    """The nodes in the order of the file (a node before those in its bodies), and who reads what.
+
+    `protos` has the protobuf node of each.
+    """
 
     def __init__(
-        self, nodes: Sequence[Node], inputs: Sequence[str], outputs: Sequence[str], initializers: Sequence[str]
+        self,
+        nodes: list[Node],
+        protos: list[onnx.NodeProto],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        initializers: Sequence[str],
     ) -> None:
-        self.nodes = list(nodes)
+        self.nodes = nodes
+        self.protos = protos
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.initializers = list(initializers)
-        self.producer: dict[str, int] = {}
-        self.consumers: dict[str, list[int]] = {}
+
+    @functools.cached_property
+    def producer(self) -> dict[str, int]:
+        """The node that makes each tensor."""
+        return {name: index for index, node in enumerate(self.nodes) for name in node.outputs}
+
+    @functools.cached_property
+    def consumers(self) -> dict[str, list[int]]:
+        """The nodes that read each tensor, each node once."""
+        consumers: dict[str, list[int]] = {}
         for index, node in enumerate(self.nodes):
-            for name in node.outputs:
-                self.producer[name] = index
-            for name in dict.fromkeys(node.inputs):
-                self.consumers.setdefault(name, []).append(index)
+            inputs = node.inputs
+            for name in inputs if len(inputs) < 2 else dict.fromkeys(inputs):
+                found = consumers.get(name)
+                if found is None:
+                    consumers[name] = [index]
+                else:
+                    found.append(index)
+        return consumers
 
     def readers(self, index: int) -> Iterator[int]:
         """The nodes that read an output of this node."""
@@ -68,8 +91,7 @@ def function_key(domain: str, name: str) -> str:
 def flatten(model: onnx.ModelProto) -> Graph:
     """Lay a model flat. Only names are read, so weights may be absent."""
     builder = _Builder({function_key(f.domain, f.name) for f in model.functions})
-    scope = builder.declare(model.graph, "")
-    builder.add_graph(model.graph, "", [scope], -1, "")
+    builder.add_nodes(model.graph.node, "", [], -1, "")
     for function in model.functions:
         builder.add_function(function)
     main = model.graph
@@ -77,66 +99,60 @@ def flatten(model: onnx.ModelProto) -> Graph:
     initializers += [sparse.values.name for sparse in main.sparse_initializer]
     weights = set(initializers)
     inputs = [value.name for value in main.input if value.name not in weights]
-    return Graph(builder.nodes, inputs, [value.name for value in main.output], initializers)
+    return Graph(builder.nodes, builder.protos, inputs, [value.name for value in main.output], initializers)
+
+
+_Scopes = list[dict[str, str]]
+"""The keys of the names that each graph around a node defines, outermost first; the main graph's are the names."""
 
 
 class _Builder:
     def __init__(self, functions: set[str]) -> None:
         self.nodes: list[Node] = []
+        self.protos: list[onnx.NodeProto] = []
         self._functions = functions
-
-    def declare(self, graph: onnx.GraphProto, prefix: str) -> dict[str, str]:
-        """The keys of all tensors that a graph defines itself."""
-        names = [value.name for value in graph.input]
-        names += [tensor.name for tensor in graph.initializer]
-        names += [name for node in graph.node for name in node.output]
-        return {name: prefix + name for name in names if name}
-
-    def add_graph(
-        self, graph: onnx.GraphProto, prefix: str, scopes: list[dict[str, str]], enclosing: int, function: str
-    ) -> None:
-        for position, node in enumerate(graph.node):
-            self.add_node(node, position, prefix, scopes, enclosing, function)
 
     def add_function(self, function: onnx.FunctionProto) -> None:
         key = function_key(function.domain, function.name)
         prefix = f"{key}/"
         names = [*function.input, *(name for node in function.node for name in node.output)]
-        scopes = [{name: prefix + name for name in names if name}]
-        for position, node in enumerate(function.node):
-            self.add_node(node, position, prefix, scopes, -1, key)
+        self.add_nodes(function.node, prefix, [{name: prefix + name for name in names if name}], -1, key)
 
-    def add_node(
-        self,
-        node: onnx.NodeProto,
-        position: int,
-        prefix: str,
-        scopes: list[dict[str, str]],
-        enclosing: int,
-        function: str,
+    def add_nodes(
+        self, nodes: Sequence[onnx.NodeProto], prefix: str, scopes: _Scopes, enclosing: int, function: str
     ) -> None:
-        index = len(self.nodes)
-        outputs = tuple(prefix + name for name in node.output if name)
-        key = outputs[0] if outputs else f"{prefix}#{position}"
-        called = function_key(node.domain, node.op_type)
-        self.nodes.append(
-            Node(
-                key,
-                node.name,
-                node.op_type,
-                tuple(_resolve(name, scopes) for name in node.input if name),
-                outputs,
-                enclosing,
-                function,
-                called if called in self._functions else "",
-            )
-        )
-        for label, body in bodies(node):
-            inner = f"{key}/{label}/"
-            self.add_graph(body, inner, [*scopes, self.declare(body, inner)], index, function)
+        for position, node in enumerate(nodes):
+            inputs, outputs = tuple(node.input[:]), tuple(node.output[:])
+            if "" in inputs:
+                inputs = tuple(filter(None, inputs))
+            if "" in outputs:
+                outputs = tuple(filter(None, outputs))
+            if prefix:
+                inputs = tuple([_resolve(name, scopes) for name in inputs])
+                outputs = tuple([prefix + name for name in outputs])
+            key = outputs[0] if outputs else f"{prefix}#{position}"
+            domain, op_type = node.domain, node.op_type
+            called = function_key(domain, op_type) if self._functions else ""
+            if called not in self._functions:
+                called = ""
+            index = len(self.nodes)
+            self.nodes.append(Node(key, node.name, op_type, domain, inputs, outputs, enclosing, function, called))
+            self.protos.append(node)
+            if node.attribute:
+                for label, body in bodies(node):
+                    inner = f"{key}/{label}/"
+                    self.add_nodes(body.node, inner, [*scopes, _declared(body, inner)], index, function)
 
 
-def _resolve(name: str, scopes: list[dict[str, str]]) -> str:
+def _declared(graph: onnx.GraphProto, prefix: str) -> dict[str, str]:
+    """The keys of all tensors that a graph defines itself."""
+    names = [value.name for value in graph.input]
+    names += [tensor.name for tensor in graph.initializer]
+    names += [name for node in graph.node for name in node.output]
+    return {name: prefix + name for name in names if name}
+
+
+def _resolve(name: str, scopes: _Scopes) -> str:
     for scope in reversed(scopes):
         found = scope.get(name)
         if found is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,21 @@ from torch import nn
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.strategies import EXPORTERS, FX, HTP, ExportStrategy, Strategy, attribute, find_strategy
 from modelexport.baseline import dynamo, torchscript
-from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, collector_paused, in_signature_order, read_inputs
+from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, in_signature_order, read_inputs
 from modelexport.baseline.options import Baseline, ExportOptions
+from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError
 from modelexport.graph import flatten
 from modelexport.hierarchy.capture import scan
 from modelexport.hierarchy.tags import assign_tags, make_policy
 from modelexport.hierarchy.tree import ModuleTree
 from modelexport.report import ExportReport, Steps
-from modelexport.tagged import codec, wire
-from modelexport.tagged.build import HierarchyMap, build_map, tensor_infos
+from modelexport.tagged import wire
+from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
 from modelexport.tagged.model import StrPath, parse
 from modelexport.tagged.sidecar import (
-    METADATA_KEY,
     ExportRecord,
     ModelRecord,
-    encode_embedded,
     encode_sidecar,
     sidecar_path,
 )
@@ -236,19 +235,6 @@ def _write(
     pieces: list[wire.Buffer] = [data] if clean else tagged_pieces(data, hierarchy)
     stage.place(stage.write("model", pieces), target.name)
     stage.commit()
-
-
-def tagged_pieces(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffer]:
-    """The baseline's bytes with the map put in."""
-    tags: Iterator[codec.NodeTag | None] = iter(hierarchy.node_tags)
-
-    def doc_edit(old: bytes | None) -> bytes | None:
-        tag = next(tags)
-        if tag is None:
-            return old
-        return codec.encode(tag, None if old is None else old.decode("utf-8", "replace"))
-
-    return wire.rewrite(data, doc_edit, add_metadata=(METADATA_KEY, encode_embedded(hierarchy.embedded)))
 
 
 def _opset(proto: Any) -> int:

@@ -14,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 from modelexport.errors import FormatError
 from modelexport.graph import flatten
 from modelexport.tagged import codec, wire
-from modelexport.tagged.model import _doc_strings
 from modelexport.tagged.strip import stripped
 
 pytestmark = pytest.mark.must
@@ -65,7 +64,9 @@ def test_strip_undoes_tagging_to_the_byte(model: onnx.ModelProto) -> None:
     tagged = b"".join(pieces)
     assert next(queue, None) is None, "one edit a node"
     parsed = onnx.ModelProto.FromString(tagged)
-    assert [codec.decode(text).hierarchy_module for text in _doc_strings(parsed)] == [f"m{i}" for i in range(count)]
+    found = [codec.decode(node.doc_string) for node in flatten(parsed).protos]
+    assert [tag.hierarchy_module for tag in found] == [f"m{i}" for i in range(count)]
+    assert parsed.SerializeToString() == tagged, "another program that reads and writes the file keeps its bytes"
     assert b"".join(stripped(tagged)) == data
     assert b"".join(stripped(memoryview(tagged))) == data
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import logging
 import threading
 import warnings
@@ -233,21 +232,6 @@ def swapped(owner: Any, **replacements: Any) -> Iterator[None]:
     finally:
         for name, value in originals.items():
             setattr(owner, name, value)
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """No garbage collection while the block makes many small records that all stay alive.
-
-    Each collection would walk everything that torch keeps, again and again as the records grow.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextmanager

@@ -2,152 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from modelexport.baseline.calling import swapped
+from modelexport.baseline.tap import BLOCK_START, JitTap, Traced, inputs_of, outputs_of
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
-from modelexport.hierarchy.calls import CallLog, assign_operations
+from modelexport.hierarchy.calls import CallLog
 
-_CALL_BLOCK = "prim::TracedModuleForward"
-_BLOCK_START = "prim::Param"
 _NODE_NAME = "onnx_name"
 """Where the exporter keeps a node's name until it writes it."""
-
-
-class Traced(NamedTuple):
-    """One operation of the trace; values go by their unique numbers."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    call: int
-
-
-class JitTap:
-    """Reads the graph that torch.jit is tracing.
-
-    Values are numbered as they are made, so a number is a position in the trace. `ask=False`
-    leaves returned values alone, where asking for one would disturb the trace.
-    """
-
-    def __init__(self, ask: bool = True) -> None:
-        self.disturbed = False
-        self.traced: dict[tuple[str, str], list[Traced]] = {}
-        self._ask = ask
-        self._latest = 0
-        self._scopes: dict[str, list[int]] = {}
-        self._parents: list[int] = []
-
-    def session(self) -> object:
-        return torch._C._get_tracing_state()
-
-    def position(self) -> int:
-        state = torch._C._get_tracing_state()
-        if state is not None:
-            self._latest = max(self._latest, _last_unique(state.graph().insertPoint().prev()))
-        return self._latest
-
-    def name_of(self, tensor: torch.Tensor) -> str | None:
-        state = torch._C._get_tracing_state()
-        if not self._ask or state is None or (tensor.requires_grad and tensor.is_leaf):
-            return None
-        here = state.graph().insertPoint()
-        before = here.prev()
-        unique = _ask([tensor])
-        self.disturbed = self.disturbed or here.prev() != before
-        return str(unique)
-
-    def made_by(self, spans: list[tuple[int, int]], parents: list[int]) -> dict[str, int]:
-        state = torch._C._get_tracing_state()
-        if state is None:
-            return {}
-        self._latest = 0
-        self._parents = parents
-        operations = list(_operations(state.graph()))
-        marks = [(str(unique), unique) for node in operations for unique in node.outputs]
-        made_by = assign_operations(spans, marks)
-        self.traced, self._scopes = defaultdict(list), {}
-        for node in operations:
-            call = made_by.get(str(node.outputs[0]), -1) if node.outputs else -1
-            self.traced[node.kind, node.scope].append(Traced(node.inputs, node.outputs, call))
-            calls = self._scopes.setdefault(node.scope, [])
-            if call >= 0 and (not calls or calls[-1] != call):
-                calls.append(call)
-        return made_by
-
-    def call_in(self, scope: str, last: int) -> int:
-        """The call of this scope that an operation belongs to, when the one before it was made by call `last`."""
-        candidates = self._scopes.get(scope, [])
-        around = last
-        while around >= 0:
-            if around in candidates:
-                return around
-            around = self._parents[around]
-        return next((number for number in candidates if number > last), -1)
-
-
-def _inputs(node: Any) -> list[Any]:
-    """The values a node reads; torch's own iterator costs twenty times as much."""
-    return [node.inputsAt(place) for place in range(node.inputsSize())]
-
-
-def _outputs(node: Any) -> list[Any]:
-    return [node.outputsAt(place) for place in range(node.outputsSize())]
-
-
-class _Node(NamedTuple):
-    kind: str
-    scope: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-
-def _operations(graph: Any) -> Iterator[_Node]:
-    """The operations of a trace in order, constants left out; each call of a module is a block of its own."""
-    pending = [(node, "") for node in reversed(list(graph.nodes()))]
-    while pending:
-        node, scope = pending.pop()
-        kind = node.kind()
-        if kind == _CALL_BLOCK:
-            scope = node.scopeName()
-            pending.extend(reversed([(inner, scope) for block in node.blocks() for inner in block.nodes()]))
-        elif node.inputsSize():
-            inputs = tuple([value.unique() for value in _inputs(node)])
-            yield _Node(kind, scope, inputs, tuple([value.unique() for value in _outputs(node)]))
-
-
-def _last_unique(node: Any) -> int:
-    """The number of the newest value at or before a node of the trace."""
-    while True:
-        count = node.outputsSize()
-        kind = node.kind()
-        if kind == _BLOCK_START:
-            return 0
-        if count:
-            return int(node.outputsAt(count - 1).unique())
-        if kind == _CALL_BLOCK:
-            inside = max((_last_unique(block.returnNode().prev()) for block in node.blocks()), default=0)
-            if inside:
-                return inside
-        node = node.prev()
-
-
-def _ask(holder: list[torch.Tensor]) -> int:
-    """The trace's number for a tensor.
-
-    The tracer names a value after a local variable, here or in the calling frame, that is the
-    tensor; neither may be one, or asking would rename tensors of the baseline.
-    """
-    return _unique_of(holder)
-
-
-def _unique_of(holder: list[torch.Tensor]) -> int:
-    return int(torch._C._get_value_trace(holder[0]).unique())  # type: ignore[attr-defined]
 
 
 class Lowering:
@@ -185,10 +53,10 @@ class Lowering:
         for node in graph.nodes():
             if not node.inputsSize():
                 continue
-            inputs = [value.unique() for value in _inputs(node)]
+            inputs = [value.unique() for value in inputs_of(node)]
             for traced in upcoming.get((node.kind(), node.scopeName()), ()):
                 if self._reads_the_same(traced, inputs):
-                    for was, now in zip(traced.outputs, _outputs(node), strict=False):
+                    for was, now in zip(traced.outputs, outputs_of(node), strict=False):
                         self._inlined_as[was] = now.unique()
                         self._traced_as[now.unique()] = traced
                     break
@@ -209,7 +77,7 @@ class Lowering:
     def translate(self, graph: Any, node: Any, result: Any) -> None:
         """After a symbolic function ran: note the ONNX nodes that it added for this traced node."""
         self._graph = graph
-        outputs = [value.unique() for value in _outputs(node)]
+        outputs = [value.unique() for value in outputs_of(node)]
         traced = next((self._traced_as[unique] for unique in outputs if unique in self._traced_as), None)
         call = self.tap.call_in(node.scopeName(), self._last_call) if traced is None else traced.call
         if call >= 0 and node.inputsSize():
@@ -226,16 +94,16 @@ class Lowering:
         """The nodes at the end of the graph that were not there before."""
         added: list[Any] = []
         newest = walk = graph.return_node().prev()
-        while walk.kind() != _BLOCK_START and walk != self._last:
+        while walk.kind() != BLOCK_START and walk != self._last:
             added.append(walk)
             walk = walk.prev()
         self._last = newest
         return added[::-1]
 
     def _note(self, node: Any, call: int) -> None:
-        outputs = tuple([value.unique() for value in _outputs(node)])
+        outputs = tuple([value.unique() for value in outputs_of(node)])
         if node.inputsSize():
-            inputs = tuple([value.unique() for value in _inputs(node)])
+            inputs = tuple([value.unique() for value in inputs_of(node)])
             self.translated.append((outputs, inputs, *_kind(node)))
         if call >= 0:
             self.made_by.update(dict.fromkeys(outputs, call))
@@ -250,7 +118,7 @@ class Lowering:
             return
         pairs = zip(self._graph.nodes(), copy.nodes(), strict=False)
         for old, new in pairs:
-            for was, now in zip(_outputs(old), _outputs(new), strict=False):
+            for was, now in zip(outputs_of(old), outputs_of(new), strict=False):
                 self._debug_names[was.unique()] = now.debugName()
                 self._values[was.unique()] = now
         for was, now in zip(self._graph.inputs(), copy.inputs(), strict=False):
@@ -260,7 +128,7 @@ class Lowering:
     def finish(self, graph: Any) -> None:
         """The graph is optimised; a value that a fusion made anew has taken over the old one's name."""
         self.final = graph
-        self._by_debug_name = {value.debugName(): value for node in graph.nodes() for value in _outputs(node)}
+        self._by_debug_name = {value.debugName(): value for node in graph.nodes() for value in outputs_of(node)}
 
     def final_names(self) -> dict[int, str]:
         """The name in the file of each translated value that is still there."""
@@ -377,6 +245,6 @@ def _add_by_scope_name(
 
 def _final_operation(node: Any) -> Operation:
     """A node as it is written; what it does is only looked at if a value has to be found through it."""
-    outputs = tuple([value.debugName() for value in _outputs(node)])
-    inputs = tuple([value.debugName() for value in _inputs(node)])
+    outputs = tuple([value.debugName() for value in outputs_of(node)])
+    inputs = tuple([value.debugName() for value in inputs_of(node)])
     return Operation(outputs, inputs, lambda: _kind(node)[0], False)

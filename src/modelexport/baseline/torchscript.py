@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.baseline.calling import ModelInputs, collector_paused, keyword_shim, preserved, quiet, shaped_output
-from modelexport.baseline.lowering import JitTap, read_trace, watched_lowering
+from modelexport.baseline.calling import ModelInputs, keyword_shim, preserved, quiet, shaped_output
+from modelexport.baseline.lowering import read_trace, watched_lowering
 from modelexport.baseline.options import Baseline, ExportOptions, mapped
+from modelexport.baseline.tap import JitTap
+from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError
 from modelexport.hierarchy.capture import forward_args, recording
 from modelexport.hierarchy.tree import ModuleTree

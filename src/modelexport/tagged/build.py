@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import onnx
 
 from modelexport.attribution.evidence import AUXILIARY, Attribution, Facts
 from modelexport.attribution.status import module_status, node_counts
+from modelexport.fingerprint import attributes_digest, topology_digest
 from modelexport.graph import Graph
 from modelexport.hierarchy.tags import nearest_tags
-from modelexport.tagged import codec
+from modelexport.tagged import codec, wire
 from modelexport.tagged.sidecar import (
     FORMAT,
+    METADATA_KEY,
     Embedded,
     ExportRecord,
     ModelRecord,
@@ -24,6 +26,7 @@ from modelexport.tagged.sidecar import (
     Statistics,
     TensorInfo,
     TensorRecord,
+    encode_embedded,
 )
 
 
@@ -35,8 +38,13 @@ class HierarchyMap(msgspec.Struct, frozen=True):
 
     @property
     def embedded(self) -> Embedded:
-        s = self.sidecar
-        return Embedded(s.format, s.export.strategy, s.export.exporter, s.model, s.export, s.modules)
+        return embed(self.sidecar)
+
+
+def embed(s: Sidecar) -> Embedded:
+    """What of the sidecar goes into the model file itself."""
+    topology = s.statistics.topology
+    return Embedded(s.format, s.export.strategy, s.export.exporter, s.model, s.export, s.modules, topology)
 
 
 def build_map(
@@ -50,9 +58,21 @@ def build_map(
     primary = [None if answer is None else carried[answer.path] for answer in attributions]
     modules = _module_records(facts, tags, attributions)
     node_tags = tuple(_node_tags(facts.graph, attributions, primary))
-    nodes = _node_records(facts.graph, node_tags)
-    tensors = _tensor_records(facts.graph, primary)
-    sidecar = Sidecar(
+    return HierarchyMap(node_tags, complete(facts.graph, node_tags, model, export, modules))
+
+
+def complete(
+    graph: Graph,
+    node_tags: Sequence[codec.NodeTag | None],
+    model: ModelRecord,
+    export: ExportRecord,
+    modules: dict[str, ModuleRecord],
+) -> Sidecar:
+    """The whole sidecar, from what a tagged file says of itself."""
+    primary = [None if tag is None else tag.hierarchy_path for tag in node_tags]
+    nodes = node_records(graph, node_tags)
+    tensors = tensor_records(graph, primary)
+    return Sidecar(
         format=FORMAT,
         model=model,
         export=export,
@@ -60,9 +80,21 @@ def build_map(
         expected_hierarchy=expected_hierarchy(modules),
         nodes=nodes,
         tensors=tensors,
-        statistics=_statistics(nodes, modules, tensors),
+        statistics=statistics(nodes, modules, len(tensors), topology_digest(graph)),
     )
-    return HierarchyMap(node_tags, sidecar)
+
+
+def tagged_pieces(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffer]:
+    """The baseline's bytes with the map put in."""
+    tags: Iterator[codec.NodeTag | None] = iter(hierarchy.node_tags)
+
+    def doc_edit(old: bytes | None) -> bytes | None:
+        tag = next(tags)
+        if tag is None:
+            return old
+        return codec.encode(tag, None if old is None else old.decode("utf-8", "replace"))
+
+    return wire.rewrite(data, doc_edit, add_metadata=(METADATA_KEY, encode_embedded(hierarchy.embedded)))
 
 
 def expected_hierarchy(modules: dict[str, ModuleRecord]) -> tuple[str, ...]:
@@ -121,17 +153,23 @@ def _node_tags(
         if answer is None or tag is None:
             node_tags.append(None)
             continue
-        others = {other for reader in graph.readers(index) if (other := primary[reader]) is not None}
-        tags = (tag, *sorted(others - {tag}))
+        tags = all_tags(graph, primary, index, tag)
         node_tags.append(codec.NodeTag(tags, tag, len(tags), answer.method, answer.path, answer.call))
     return node_tags
 
 
-def _node_records(graph: Graph, node_tags: Sequence[codec.NodeTag | None]) -> dict[str, NodeRecord]:
+def all_tags(graph: Graph, primary: Sequence[str | None], index: int, own: str) -> tuple[str, ...]:
+    """A node's own tag, then those of the other modules that read what it makes, sorted."""
+    others = {tag for reader in graph.readers(index) if (tag := primary[reader]) is not None and tag != own}
+    return (own, *sorted(others)) if others else (own,)
+
+
+def node_records(graph: Graph, node_tags: Sequence[codec.NodeTag | None]) -> dict[str, NodeRecord]:
     records: dict[str, NodeRecord] = {}
-    for node, tag in zip(graph.nodes, node_tags, strict=True):
+    for node, proto, tag in zip(graph.nodes, graph.protos, node_tags, strict=True):
+        attributes = attributes_digest(proto)
         if tag is None:
-            record = NodeRecord(node.name, node.op_type, None, None, (), None, None)
+            record = NodeRecord(node.name, node.op_type, None, None, (), None, None, node.inputs, attributes)
         else:
             record = NodeRecord(
                 node.name,
@@ -141,22 +179,27 @@ def _node_records(graph: Graph, node_tags: Sequence[codec.NodeTag | None]) -> di
                 tag.hierarchy_tags,
                 tag.hierarchy_method,
                 tag.hierarchy_call,
+                node.inputs,
+                attributes,
             )
         records[node.key] = record
     return records
 
 
-def _tensor_records(graph: Graph, primary: Sequence[str | None]) -> dict[str, TensorRecord]:
+def tensor_records(graph: Graph, primary: Sequence[str | None]) -> dict[str, TensorRecord]:
+    """For every tensor the tag of its producer and those of its consumers."""
+    producers, consumers = graph.producer, graph.consumers
     records: dict[str, TensorRecord] = {}
     for name in graph.tensors():
-        producer = graph.producer.get(name)
-        readers = {tag for reader in graph.consumers.get(name, ()) if (tag := primary[reader]) is not None}
-        records[name] = TensorRecord(None if producer is None else primary[producer], tuple(sorted(readers)))
+        producer = producers.get(name)
+        readers = {tag for reader in consumers.get(name, ()) if (tag := primary[reader]) is not None}
+        told = tuple(readers) if len(readers) < 2 else tuple(sorted(readers))
+        records[name] = TensorRecord(None if producer is None else primary[producer], told)
     return records
 
 
-def _statistics(
-    nodes: dict[str, NodeRecord], modules: dict[str, ModuleRecord], tensors: dict[str, TensorRecord]
+def statistics(
+    nodes: dict[str, NodeRecord], modules: dict[str, ModuleRecord], tensors: int, topology: str
 ) -> Statistics:
     methods = Counter(record.method for record in nodes.values() if record.method is not None)
     tagged = sum(methods.values())
@@ -169,7 +212,8 @@ def _statistics(
         methods=dict(sorted(methods.items())),
         modules=len(modules),
         module_status=dict(sorted(Counter(record.status for record in modules.values()).items())),
-        tensors=len(tensors),
+        tensors=tensors,
+        topology=topology,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a node's doc_string says. `doc` is a doc_string that was there before."""
 
     hierarchy_tags: tuple[str, ...]

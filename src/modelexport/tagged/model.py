@@ -35,7 +35,8 @@ class TaggedModel:
         self.path = path
         self.proto = proto
         self.graph = graph.flatten(proto)
-        self.tags = [codec.decode(text) for text in _doc_strings(proto)]
+        decode = functools.cache(codec.decode)  # the nodes of one module mostly say the same
+        self.tags = [decode(node.doc_string) for node in self.graph.protos]
 
     @functools.cached_property
     def embedded(self) -> Embedded | None:
@@ -108,17 +109,3 @@ def mapped(path: Path) -> Iterator[wire.Buffer]:
                 yield view
             finally:
                 view.release()
-
-
-def _doc_strings(proto: onnx.ModelProto) -> Iterator[str]:
-    """Every node's doc_string in the order of `graph.flatten`."""
-
-    def walk(nodes: object) -> Iterator[str]:
-        for node in nodes:  # type: ignore[attr-defined]
-            yield node.doc_string
-            for _, body in graph.bodies(node):
-                yield from walk(body.node)
-
-    yield from walk(proto.graph.node)
-    for function in proto.functions:
-        yield from walk(function.node)

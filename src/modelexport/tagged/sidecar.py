@@ -12,7 +12,7 @@ FORMAT = "modelexport-hierarchy/1"
 METADATA_KEY = "modelexport.hierarchy"
 
 
-class ModelRecord(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+class ModelRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "class"}):
     class_: str
     source: str
     onnx: str
@@ -20,13 +20,13 @@ class ModelRecord(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     ir_version: int
 
 
-class TensorInfo(msgspec.Struct, frozen=True):
+class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     name: str
     dtype: str
     shape: tuple[int | str | None, ...]
 
 
-class ExportRecord(msgspec.Struct, frozen=True):
+class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     strategy: str
     exporter: str
     requested: str
@@ -38,7 +38,7 @@ class ExportRecord(msgspec.Struct, frozen=True):
     versions: dict[str, str]
 
 
-class ModuleRecord(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "class"}):
     tag: str | None
     class_: str
     shown: bool
@@ -53,7 +53,7 @@ class ModuleRecord(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     nodes: int
 
 
-class NodeRecord(msgspec.Struct, frozen=True):
+class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     name: str
     op_type: str
     module: str | None
@@ -61,14 +61,17 @@ class NodeRecord(msgspec.Struct, frozen=True):
     tags: tuple[str, ...]
     method: str | None
     call: int | None
+    inputs: tuple[str, ...] = ()
+    attributes: str | None = None
+    """A digest of the attributes, to tell when one is changed."""
 
 
-class TensorRecord(msgspec.Struct, frozen=True):
+class TensorRecord(msgspec.Struct, frozen=True, gc=False):
     producer: str | None
     consumers: tuple[str, ...]
 
 
-class Statistics(msgspec.Struct, frozen=True):
+class Statistics(msgspec.Struct, frozen=True, gc=False):
     nodes: int
     tagged_nodes: int
     coverage: float
@@ -78,9 +81,11 @@ class Statistics(msgspec.Struct, frozen=True):
     modules: int
     module_status: dict[str, int]
     tensors: int
+    topology: str = ""
+    """A digest of all nodes and edges, to tell when the graph is changed."""
 
 
-class Sidecar(msgspec.Struct, frozen=True):
+class Sidecar(msgspec.Struct, frozen=True, gc=False):
     """`<stem>_hierarchy.json`: the whole map."""
 
     format: str
@@ -93,7 +98,7 @@ class Sidecar(msgspec.Struct, frozen=True):
     statistics: Statistics
 
 
-class Embedded(msgspec.Struct, frozen=True):
+class Embedded(msgspec.Struct, frozen=True, gc=False):
     """The model-level metadata: enough to explain the file when the sidecar is lost."""
 
     format: str
@@ -102,6 +107,7 @@ class Embedded(msgspec.Struct, frozen=True):
     model: ModelRecord
     export: ExportRecord
     modules: dict[str, ModuleRecord]
+    topology: str = ""
 
 
 _sorted_encoder = msgspec.json.Encoder(order="sorted")

@@ -70,13 +70,45 @@ def without_payload(data: Buffer) -> bytes:
 
 def _emptied_graph(data: Buffer, graph: Field) -> list[Buffer]:
     parts: list[Buffer] = []
-    for field in fields(data, graph.body, graph.end):
-        if field.number == _GRAPH_INITIALIZER and field.kind == _BYTES:
-            kept = [f for f in fields(data, field.body, field.end) if f.number not in _TENSOR_PAYLOAD]
-            parts += _delimited(_GRAPH_INITIALIZER, [data[f.start : f.end] for f in kept])
-        else:
-            parts.append(data[field.start : field.end])
+    kept_from = graph.body
+    for field in initializers(data, graph):
+        parts.append(data[kept_from : field.start])
+        kept = [f for f in fields(data, field.body, field.end) if f.number not in _TENSOR_PAYLOAD]
+        parts += _delimited(_GRAPH_INITIALIZER, [data[f.start : f.end] for f in kept])
+        kept_from = field.end
+    parts.append(data[kept_from : graph.end])
     return parts
+
+
+def graphs(data: Buffer) -> Iterator[Field]:
+    """The field of the main graph; more than one only in files that were put together by hand."""
+    return (f for f in fields(data, 0, len(data)) if f.number == _MODEL_GRAPH and f.kind == _BYTES)
+
+
+def initializers(data: Buffer, graph: Field) -> Iterator[Field]:
+    """The initializers of a graph. The same walk as `fields`, in one loop: a graph has a field for every node."""
+    position, end = graph.body, graph.end
+    wanted = _GRAPH_INITIALIZER << 3 | _BYTES
+    while position < end:
+        start = position
+        key = data[position]
+        if key & 7 != _BYTES or key > 0x7F:  # none of the fields that a graph has many of
+            field = next(fields(data, position, end))
+            position = field.end
+            continue
+        length, body = data[position + 1] if position + 1 < end else 0x80, position + 2
+        if length > 0x7F:
+            length, body = _read_varint(data, position + 1, end)
+        position = body + length
+        if position > end:
+            raise FormatError("the file is not a whole ONNX model", hint="it ends in the middle; write it again")
+        if key == wanted:
+            yield Field(_GRAPH_INITIALIZER, _BYTES, start, body, position)
+
+
+def payload(data: Buffer, tensor: Field) -> Iterator[Field]:
+    """The fields of a tensor that hold its values."""
+    return (f for f in fields(data, tensor.body, tensor.end) if f.number in _TENSOR_PAYLOAD)
 
 
 def rewrite(
@@ -85,10 +117,15 @@ def rewrite(
     """The model with its nodes' doc_strings edited, as pieces to write one after the other.
 
     Pieces that did not change are slices of `data`, so weights are never copied. Metadata is
-    added at the end, or dropped by its key.
+    added after what there is, or dropped by its key. What is new stands where a protobuf library
+    would write it, so that a file which such a library read and wrote again has the same bytes.
     """
     pieces: list[Buffer] = []
+    added: list[Buffer] = [] if add_metadata is None else _entry(*add_metadata)
     for field in fields(data, 0, len(data)):
+        if field.number > _MODEL_METADATA:
+            pieces += added
+            added = []
         if field.number == _MODEL_GRAPH and field.kind == _BYTES:
             pieces += _delimited(_MODEL_GRAPH, _edited_nodes(data, field, _GRAPH_NODE, doc_edit))
         elif field.number == _MODEL_FUNCTIONS and field.kind == _BYTES:
@@ -97,11 +134,11 @@ def rewrite(
             continue
         else:
             pieces.append(data[field.start : field.end])
-    if add_metadata is not None:
-        key, value = (text.encode() for text in add_metadata)
-        entry = [*_delimited(1, [key]), *_delimited(2, [value])]
-        pieces += _delimited(_MODEL_METADATA, entry)
-    return pieces
+    return pieces + added
+
+
+def _entry(key: str, value: str) -> list[Buffer]:
+    return _delimited(_MODEL_METADATA, [*_delimited(1, [key.encode()]), *_delimited(2, [value.encode()])])
 
 
 def _edited_nodes(data: Buffer, parent: Field, node_field: int, doc_edit: DocEdit) -> list[Buffer]:
@@ -122,21 +159,22 @@ def _edited_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:
     parts = list(fields(data, node.body, node.end))
     old = next((f for f in parts if f.number == _NODE_DOC and f.kind == _BYTES), None)
     new = doc_edit(None if old is None else bytes(data[old.body : old.end]))
+    docs = [] if new is None else _delimited(_NODE_DOC, [new])
+    if old is None:
+        place = next((f.start for f in parts if f.number > _NODE_DOC), node.end)
+        edits = [(place, place, docs)]
+    else:
+        edits = [(old.start, old.end, docs)]
+    for field in parts:
+        if field.number == _NODE_ATTRIBUTE and field.kind == _BYTES and _holds_graph(data, field):
+            body = _delimited(_NODE_ATTRIBUTE, _edited_attribute(data, field, doc_edit))
+            edits.append((field.start, field.end, body))
     pieces: list[Buffer] = []
     kept_from = node.body
-    for field in parts:
-        if field is old:
-            replacement = [] if new is None else _delimited(_NODE_DOC, [new])
-        elif field.number == _NODE_ATTRIBUTE and field.kind == _BYTES and _holds_graph(data, field):
-            replacement = _delimited(_NODE_ATTRIBUTE, _edited_attribute(data, field, doc_edit))
-        else:
-            continue
-        pieces += [data[kept_from : field.start], *replacement]
-        kept_from = field.end
-    pieces.append(data[kept_from : node.end])
-    if old is None and new is not None:
-        pieces += _delimited(_NODE_DOC, [new])
-    return pieces
+    for start, end, replacement in sorted(edits, key=lambda edit: edit[0]):
+        pieces += [data[kept_from:start], *replacement]
+        kept_from = end
+    return [*pieces, data[kept_from : node.end]]
 
 
 def _holds_graph(data: Buffer, attribute: Field) -> bool:

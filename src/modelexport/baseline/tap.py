@@ -1,0 +1,144 @@
+"""The tap on a running torch.jit trace: where it stands, what it calls a tensor, which call made each operation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from modelexport.hierarchy.calls import assign_operations
+
+BLOCK_START = "prim::Param"
+_CALL_BLOCK = "prim::TracedModuleForward"
+
+
+class Traced(NamedTuple):
+    """One operation of the trace; values go by their unique numbers."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    call: int
+
+
+class JitTap:
+    """Reads the graph that torch.jit is tracing.
+
+    Values are numbered as they are made, so a number is a position in the trace. `ask=False`
+    leaves returned values alone, where asking for one would disturb the trace.
+    """
+
+    def __init__(self, ask: bool = True) -> None:
+        self.disturbed = False
+        self.traced: dict[tuple[str, str], list[Traced]] = {}
+        self._ask = ask
+        self._latest = 0
+        self._scopes: dict[str, list[int]] = {}
+        self._parents: list[int] = []
+
+    def session(self) -> object:
+        return torch._C._get_tracing_state()
+
+    def position(self) -> int:
+        state = torch._C._get_tracing_state()
+        if state is not None:
+            self._latest = max(self._latest, _last_unique(state.graph().insertPoint().prev()))
+        return self._latest
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        state = torch._C._get_tracing_state()
+        if not self._ask or state is None or (tensor.requires_grad and tensor.is_leaf):
+            return None
+        here = state.graph().insertPoint()
+        before = here.prev()
+        unique = _ask([tensor])
+        self.disturbed = self.disturbed or here.prev() != before
+        return str(unique)
+
+    def made_by(self, spans: list[tuple[int, int]], parents: list[int]) -> dict[str, int]:
+        state = torch._C._get_tracing_state()
+        if state is None:
+            return {}
+        self._latest = 0
+        self._parents = parents
+        operations = list(_operations(state.graph()))
+        marks = [(str(unique), unique) for node in operations for unique in node.outputs]
+        made_by = assign_operations(spans, marks)
+        self.traced, self._scopes = defaultdict(list), {}
+        for node in operations:
+            call = made_by.get(str(node.outputs[0]), -1) if node.outputs else -1
+            self.traced[node.kind, node.scope].append(Traced(node.inputs, node.outputs, call))
+            calls = self._scopes.setdefault(node.scope, [])
+            if call >= 0 and (not calls or calls[-1] != call):
+                calls.append(call)
+        return made_by
+
+    def call_in(self, scope: str, last: int) -> int:
+        """The call of this scope that an operation belongs to, when the one before it was made by call `last`."""
+        candidates = self._scopes.get(scope, [])
+        around = last
+        while around >= 0:
+            if around in candidates:
+                return around
+            around = self._parents[around]
+        return next((number for number in candidates if number > last), -1)
+
+
+def inputs_of(node: Any) -> list[Any]:
+    """The values a node reads; torch's own iterator costs twenty times as much."""
+    return [node.inputsAt(place) for place in range(node.inputsSize())]
+
+
+def outputs_of(node: Any) -> list[Any]:
+    return [node.outputsAt(place) for place in range(node.outputsSize())]
+
+
+class _Node(NamedTuple):
+    kind: str
+    scope: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def _operations(graph: Any) -> Iterator[_Node]:
+    """The operations of a trace in order, constants left out; each call of a module is a block of its own."""
+    pending = [(node, "") for node in reversed(list(graph.nodes()))]
+    while pending:
+        node, scope = pending.pop()
+        kind = node.kind()
+        if kind == _CALL_BLOCK:
+            scope = node.scopeName()
+            pending.extend(reversed([(inner, scope) for block in node.blocks() for inner in block.nodes()]))
+        elif node.inputsSize():
+            inputs = tuple([value.unique() for value in inputs_of(node)])
+            yield _Node(kind, scope, inputs, tuple([value.unique() for value in outputs_of(node)]))
+
+
+def _last_unique(node: Any) -> int:
+    """The number of the newest value at or before a node of the trace."""
+    while True:
+        count = node.outputsSize()
+        kind = node.kind()
+        if kind == BLOCK_START:
+            return 0
+        if count:
+            return int(node.outputsAt(count - 1).unique())
+        if kind == _CALL_BLOCK:
+            inside = max((_last_unique(block.returnNode().prev()) for block in node.blocks()), default=0)
+            if inside:
+                return inside
+        node = node.prev()
+
+
+def _ask(holder: list[torch.Tensor]) -> int:
+    """The trace's number for a tensor.
+
+    The tracer names a value after a local variable, here or in the calling frame, that is the
+    tensor; neither may be one, or asking would rename tensors of the baseline.
+    """
+    return _unique_of(holder)
+
+
+def _unique_of(holder: list[torch.Tensor]) -> int:
+    return int(torch._C._get_value_trace(holder[0]).unique())  # type: ignore[attr-defined]
