@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
-from modelexport.graph import Graph
+from modelexport.graph import Graph, Node
 
 _BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _STRIPPED = (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS)
 
 
-def attributes(node: onnx.NodeProto) -> bytes:
-    """Everything that a node's attributes say, in one order; nested bodies and the names of tensors are left out."""
-    if not node.attribute:
-        return b""
-    said = sorted([_attribute(attribute) for attribute in node.attribute])
-    return b"".join([len(part).to_bytes(8, "little") + part for part in said])
+def attribute_digests(graph: Graph) -> list[str | None]:
+    """For each node a digest of all that its attributes say, in any order; None where there are none.
 
-
-def attributes_digest(node: onnx.NodeProto) -> str | None:
-    """The attributes as a short digest; None where there are none."""
-    return hashlib.blake2b(attributes(node), digest_size=8).hexdigest() if node.attribute else None
+    Nested bodies and the names of tensors are left out.
+    """
+    known: dict[tuple[bytes, ...], str] = {}  # most nodes say what others said before
+    digests: list[str | None] = []
+    for proto in graph.protos:
+        found = proto.attribute
+        if not found:
+            digests.append(None)
+            continue
+        stored = tuple([attribute.SerializeToString() for attribute in found])
+        digest = known.get(stored)
+        if digest is None:
+            said = sorted([_attribute(attribute) for attribute in found])
+            whole = b"".join([len(part).to_bytes(8, "little") + part for part in said])
+            digest = known[stored] = hashlib.blake2b(whole, digest_size=16).hexdigest()
+        digests.append(digest)
+    return digests
 
 
 def _attribute(attribute: AttributeProto) -> bytes:
@@ -39,8 +49,8 @@ def _attribute(attribute: AttributeProto) -> bytes:
         for tensor in (*copy.tensors, *(part for s in _sparse(copy) for part in (s.values, s.indices))):
             tensor.ClearField("name")
             tensor.ClearField("doc_string")
-        return copy.SerializeToString(deterministic=True)
-    return attribute.SerializeToString(deterministic=True)
+        return bytes(copy.SerializeToString(deterministic=True))
+    return bytes(attribute.SerializeToString(deterministic=True))
 
 
 def _sparse(attribute: AttributeProto) -> list[onnx.SparseTensorProto]:
@@ -52,22 +62,37 @@ def tensor_content(tensor: TensorProto) -> bytes:
     """Type, shape and values, however the values are stored."""
     head = f"{tensor.data_type}{tuple(tensor.dims)}\0".encode()
     if tensor.HasField("raw_data"):
-        return head + tensor.raw_data
+        return head + bytes(tensor.raw_data)
     if tensor.data_type == TensorProto.STRING:
         return head + b"".join(len(text).to_bytes(8, "little") + text for text in tensor.string_data)
     try:
-        return head + numpy_helper.to_array(tensor).tobytes()
+        return head + bytes(numpy_helper.to_array(tensor).tobytes())
     except (ValueError, TypeError):  # values that do not fit the shape: as they stand
-        return head + tensor.SerializeToString(deterministic=True)
+        return head + bytes(tensor.SerializeToString(deterministic=True))
 
 
-def topology_digest(graph: Graph) -> str:
-    """The nodes, what they do and what they read, whatever their order; equal only if all of it is."""
+def work_digests(graph: Graph) -> list[str | None]:
+    """For each node a digest of what it does and makes beyond operator, inputs and first output; None for nothing."""
+    return [
+        digest if len(node.outputs) == 1 and not node.domain and not node.gaps else _combined(node, digest)
+        for node, digest in zip(graph.nodes, attribute_digests(graph), strict=True)
+    ]
+
+
+def _combined(node: Node, attributes: str | None) -> str:
+    return _hash("\0".join((node.domain, node.gaps, attributes or "", *node.outputs)))
+
+
+def topology_digest(graph: Graph, work: Sequence[str | None]) -> str:
+    """The nodes, what they do (`work_digests`) and what they read, whatever their order."""
     lines = [
-        "\0".join((*node.outputs, "\1", *node.inputs, "\1", node.domain, node.op_type, attributes_digest(proto) or ""))
-        for node, proto in zip(graph.nodes, graph.protos, strict=True)
+        "\0".join((node.key, node.op_type, digest or "", *node.inputs))
+        for node, digest in zip(graph.nodes, work, strict=True)
     ]
     lines.sort()
-    ends = "\0".join((*graph.inputs, "\1", *graph.outputs, "\1", *sorted(graph.initializers)))
-    lines.append(ends)
-    return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    lines.append("\0".join((*graph.inputs, "\1", *graph.outputs, "\1", *sorted(graph.initializers))))
+    return _hash("\n".join(lines))
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

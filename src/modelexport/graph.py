@@ -14,7 +14,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
 
     `key` is the first output, which is unique where a node's name may be empty or repeated.
     `enclosing` is the node whose body this one is in (-1 at the top), `function` the local
-    function it is part of.
+    function it is part of. `gaps` tells which inputs and outputs were left out by an empty name.
     """
 
     key: str
@@ -26,24 +26,39 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     enclosing: int = -1
     function: str = ""
     calls_function: str = ""
+    gaps: str = ""
+
+
+class Body(msgspec.Struct, frozen=True, gc=False):
+    """A graph nested in a node, or a local function: its own tensors and what it gives back, as keys."""
+
+    label: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    initializers: dict[str, onnx.TensorProto]
 
 
 class Graph:
     """The nodes in the order of the file (a node before those in its bodies), and who reads what.
 
-    `protos` has the protobuf node of each.
+    `protos` has the protobuf node of each, `bodies` what is nested in a node, by its index, and
+    `functions` the local functions.
     """
 
     def __init__(
         self,
         nodes: list[Node],
         protos: list[onnx.NodeProto],
+        bodies: dict[int, list[Body]],
+        functions: dict[str, Body],
         inputs: Sequence[str],
         outputs: Sequence[str],
         initializers: Sequence[str],
     ) -> None:
         self.nodes = nodes
         self.protos = protos
+        self.bodies = bodies
+        self.functions = functions
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.initializers = list(initializers)
@@ -90,16 +105,14 @@ def function_key(domain: str, name: str) -> str:
 
 def flatten(model: onnx.ModelProto) -> Graph:
     """Lay a model flat. Only names are read, so weights may be absent."""
-    builder = _Builder({function_key(f.domain, f.name) for f in model.functions})
-    builder.add_nodes(model.graph.node, "", [], -1, "")
-    for function in model.functions:
-        builder.add_function(function)
+    builder = _Builder(model)
     main = model.graph
     initializers = [tensor.name for tensor in main.initializer]
     initializers += [sparse.values.name for sparse in main.sparse_initializer]
     weights = set(initializers)
     inputs = [value.name for value in main.input if value.name not in weights]
-    return Graph(builder.nodes, builder.protos, inputs, [value.name for value in main.output], initializers)
+    outputs = [value.name for value in main.output]
+    return Graph(builder.nodes, builder.protos, builder.bodies, builder.functions, inputs, outputs, initializers)
 
 
 _Scopes = list[dict[str, str]]
@@ -107,49 +120,66 @@ _Scopes = list[dict[str, str]]
 
 
 class _Builder:
-    def __init__(self, functions: set[str]) -> None:
+    def __init__(self, model: onnx.ModelProto) -> None:
         self.nodes: list[Node] = []
         self.protos: list[onnx.NodeProto] = []
-        self._functions = functions
+        self.bodies: dict[int, list[Body]] = {}
+        self.functions: dict[str, Body] = {}
+        self._called = {function_key(f.domain, f.name) for f in model.functions}
+        self._add_nodes(model.graph.node, "", [], -1, "")
+        for function in model.functions:
+            self._add_function(function)
 
-    def add_function(self, function: onnx.FunctionProto) -> None:
+    def _add_function(self, function: onnx.FunctionProto) -> None:
         key = function_key(function.domain, function.name)
         prefix = f"{key}/"
         names = [*function.input, *(name for node in function.node for name in node.output)]
-        self.add_nodes(function.node, prefix, [{name: prefix + name for name in names if name}], -1, key)
+        scopes = [{name: prefix + name for name in names if name}]
+        outputs = tuple(_resolve(name, scopes) for name in function.output)
+        self.functions[key] = Body(key, tuple(prefix + name for name in function.input), outputs, {})
+        self._add_nodes(function.node, prefix, scopes, -1, key)
 
-    def add_nodes(
+    def _add_nodes(
         self, nodes: Sequence[onnx.NodeProto], prefix: str, scopes: _Scopes, enclosing: int, function: str
     ) -> None:
         for position, node in enumerate(nodes):
             inputs, outputs = tuple(node.input[:]), tuple(node.output[:])
-            if "" in inputs:
-                inputs = tuple(filter(None, inputs))
-            if "" in outputs:
-                outputs = tuple(filter(None, outputs))
+            gaps = ""
+            if "" in inputs or "" in outputs:
+                gaps = f"{_empty(inputs)} {_empty(outputs)}"
+                inputs, outputs = tuple(filter(None, inputs)), tuple(filter(None, outputs))
             if prefix:
                 inputs = tuple([_resolve(name, scopes) for name in inputs])
                 outputs = tuple([prefix + name for name in outputs])
             key = outputs[0] if outputs else f"{prefix}#{position}"
             domain, op_type = node.domain, node.op_type
-            called = function_key(domain, op_type) if self._functions else ""
-            if called not in self._functions:
+            called = function_key(domain, op_type) if self._called else ""
+            if called not in self._called:
                 called = ""
             index = len(self.nodes)
-            self.nodes.append(Node(key, node.name, op_type, domain, inputs, outputs, enclosing, function, called))
+            self.nodes.append(Node(key, node.name, op_type, domain, inputs, outputs, enclosing, function, called, gaps))
             self.protos.append(node)
             if node.attribute:
                 for label, body in bodies(node):
-                    inner = f"{key}/{label}/"
-                    self.add_nodes(body.node, inner, [*scopes, _declared(body, inner)], index, function)
+                    self._add_body(index, label, body, f"{key}/{label}/", scopes, function)
+
+    def _add_body(
+        self, index: int, label: str, graph: onnx.GraphProto, prefix: str, scopes: _Scopes, function: str
+    ) -> None:
+        inputs = [value.name for value in graph.input]
+        initializers = {prefix + tensor.name: tensor for tensor in graph.initializer}
+        names = [*inputs, *(name for node in graph.node for name in node.output)]
+        own = {name: prefix + name for name in names if name}
+        own.update({tensor.name: prefix + tensor.name for tensor in graph.initializer})
+        inner = [*scopes, own]
+        outputs = tuple(_resolve(value.name, inner) for value in graph.output)
+        body = Body(label, tuple(prefix + name for name in inputs), outputs, initializers)
+        self.bodies.setdefault(index, []).append(body)
+        self._add_nodes(graph.node, prefix, inner, index, function)
 
 
-def _declared(graph: onnx.GraphProto, prefix: str) -> dict[str, str]:
-    """The keys of all tensors that a graph defines itself."""
-    names = [value.name for value in graph.input]
-    names += [tensor.name for tensor in graph.initializer]
-    names += [name for node in graph.node for name in node.output]
-    return {name: prefix + name for name in names if name}
+def _empty(names: tuple[str, ...]) -> list[int]:
+    return [place for place, name in enumerate(names) if not name]
 
 
 def _resolve(name: str, scopes: _Scopes) -> str:

@@ -26,7 +26,7 @@ from modelexport.hierarchy.tree import ModuleTree
 from modelexport.report import ExportReport, Steps
 from modelexport.tagged import wire
 from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
-from modelexport.tagged.model import StrPath, parse
+from modelexport.tagged.files import StrPath, parse
 from modelexport.tagged.sidecar import (
     ExportRecord,
     ModelRecord,

@@ -10,7 +10,7 @@ import onnx
 
 from modelexport.attribution.evidence import AUXILIARY, Attribution, Facts
 from modelexport.attribution.status import module_status, node_counts
-from modelexport.fingerprint import attributes_digest, topology_digest
+from modelexport.fingerprint import topology_digest, work_digests
 from modelexport.graph import Graph
 from modelexport.hierarchy.tags import nearest_tags
 from modelexport.tagged import codec, wire
@@ -35,16 +35,17 @@ class HierarchyMap(msgspec.Struct, frozen=True):
 
     node_tags: tuple[codec.NodeTag | None, ...]
     sidecar: Sidecar
+    docs: dict[str, str]
 
     @property
     def embedded(self) -> Embedded:
-        return embed(self.sidecar)
+        return embed(self.sidecar, self.docs)
 
 
-def embed(s: Sidecar) -> Embedded:
-    """What of the sidecar goes into the model file itself."""
+def embed(s: Sidecar, docs: dict[str, str]) -> Embedded:
+    """What of the map goes into the model file itself; `docs` are the doc_strings of the baseline."""
     topology = s.statistics.topology
-    return Embedded(s.format, s.export.strategy, s.export.exporter, s.model, s.export, s.modules, topology)
+    return Embedded(s.format, s.export.strategy, s.export.exporter, s.model, s.export, s.modules, topology, docs)
 
 
 def build_map(
@@ -58,7 +59,9 @@ def build_map(
     primary = [None if answer is None else carried[answer.path] for answer in attributions]
     modules = _module_records(facts, tags, attributions)
     node_tags = tuple(_node_tags(facts.graph, attributions, primary))
-    return HierarchyMap(node_tags, complete(facts.graph, node_tags, model, export, modules))
+    nodes = zip(facts.graph.nodes, facts.graph.protos, strict=True)
+    docs = {node.key: proto.doc_string for node, proto in nodes if proto.HasField("doc_string")}
+    return HierarchyMap(node_tags, complete(facts.graph, node_tags, model, export, modules), docs)
 
 
 def complete(
@@ -70,7 +73,8 @@ def complete(
 ) -> Sidecar:
     """The whole sidecar, from what a tagged file says of itself."""
     primary = [None if tag is None else tag.hierarchy_path for tag in node_tags]
-    nodes = node_records(graph, node_tags)
+    attributes = work_digests(graph)
+    nodes = node_records(graph, node_tags, attributes)
     tensors = tensor_records(graph, primary)
     return Sidecar(
         format=FORMAT,
@@ -80,7 +84,7 @@ def complete(
         expected_hierarchy=expected_hierarchy(modules),
         nodes=nodes,
         tensors=tensors,
-        statistics=statistics(nodes, modules, len(tensors), topology_digest(graph)),
+        statistics=statistics(nodes, modules, len(tensors), topology_digest(graph, attributes)),
     )
 
 
@@ -164,12 +168,13 @@ def all_tags(graph: Graph, primary: Sequence[str | None], index: int, own: str) 
     return (own, *sorted(others)) if others else (own,)
 
 
-def node_records(graph: Graph, node_tags: Sequence[codec.NodeTag | None]) -> dict[str, NodeRecord]:
+def node_records(
+    graph: Graph, node_tags: Sequence[codec.NodeTag | None], attributes: Sequence[str | None]
+) -> dict[str, NodeRecord]:
     records: dict[str, NodeRecord] = {}
-    for node, proto, tag in zip(graph.nodes, graph.protos, node_tags, strict=True):
-        attributes = attributes_digest(proto)
+    for node, tag, digest in zip(graph.nodes, node_tags, attributes, strict=True):
         if tag is None:
-            record = NodeRecord(node.name, node.op_type, None, None, (), None, None, node.inputs, attributes)
+            record = NodeRecord(node.name, node.op_type, None, None, (), None, None, node.inputs, digest)
         else:
             record = NodeRecord(
                 node.name,
@@ -180,7 +185,7 @@ def node_records(graph: Graph, node_tags: Sequence[codec.NodeTag | None]) -> dic
                 tag.hierarchy_method,
                 tag.hierarchy_call,
                 node.inputs,
-                attributes,
+                digest,
             )
         records[node.key] = record
     return records

@@ -17,6 +17,9 @@ class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     doc: str | None = None
 
 
+_MARK = "hierarchy_"
+_BEGINNING = '{"' + _MARK
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(NodeTag)
 
@@ -34,3 +37,8 @@ def decode(doc_string: str | bytes) -> NodeTag | None:
         return _decoder.decode(doc_string)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def looks_like_tag(doc_string: str) -> bool:
+    """Whether a doc_string was a tag of ours, whole or in part."""
+    return _MARK in doc_string or (bool(doc_string) and _BEGINNING.startswith(doc_string))

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import functools
-import mmap
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 
 from modelexport import graph
-from modelexport.errors import FileError, FormatError
-from modelexport.tagged import codec, wire
+from modelexport.tagged import codec
+from modelexport.tagged.files import StrPath, mapped, parse
 from modelexport.tagged.sidecar import (
     METADATA_KEY,
     Embedded,
     ModuleRecord,
+    NodeRecord,
     Sidecar,
     decode_embedded,
     read_sidecar,
     sidecar_path,
 )
-
-StrPath = str | os.PathLike[str]
 
 
 class TaggedModel:
@@ -50,7 +45,17 @@ class TaggedModel:
     def sidecar(self) -> Sidecar | None:
         """The sidecar beside the file, or None where there is none."""
         path = sidecar_path(self.path)
-        return read_sidecar(path) if path.exists() else None
+        return read_sidecar(path) if self.has_sidecar else None
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the model's metadata has an entry of ours, readable or not."""
+        return any(entry.key == METADATA_KEY for entry in self.proto.metadata_props)
+
+    @property
+    def has_sidecar(self) -> bool:
+        """Whether there is a sidecar, readable or not."""
+        return sidecar_path(self.path).exists()
 
     @property
     def modules(self) -> dict[str, ModuleRecord]:
@@ -79,33 +84,13 @@ def load(path: StrPath) -> TaggedModel:
         return TaggedModel(path, parse(data, path))
 
 
-def parse(data: wire.Buffer, path: Path) -> onnx.ModelProto:
-    """The model in these bytes without its weights' values."""
-    try:
-        proto = onnx.ModelProto()
-        proto.ParseFromString(wire.without_payload(data))
-    except (DecodeError, FormatError) as error:
-        raise FormatError(f"{path} is not an ONNX model", hint="it is cut short, or another kind of file") from error
-    if not proto.HasField("graph"):
-        raise FormatError(f"{path} is not an ONNX model", hint="it holds no graph")
-    return proto
+def recorded_tags(flat: graph.Graph, sidecar: Sidecar) -> list[codec.NodeTag | None]:
+    """What the sidecar says of each node of a file, found by its first output."""
+    return [recorded_tag(sidecar.nodes.get(node.key)) for node in flat.nodes]
 
 
-@contextmanager
-def mapped(path: Path) -> Iterator[wire.Buffer]:
-    """The bytes of a file, without reading them into memory."""
-    try:
-        file = path.open("rb")
-    except IsADirectoryError as error:
-        raise FileError(f"{path} is a folder", hint="name the .onnx file in it") from error
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
-    with file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise FormatError(f"{path} is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-            view = memoryview(memory)
-            try:
-                yield view
-            finally:
-                view.release()
+def recorded_tag(record: NodeRecord | None) -> codec.NodeTag | None:
+    if record is None or record.tag is None or record.module is None or record.method is None:
+        return None
+    tags = record.tags
+    return codec.NodeTag(tags, record.tag, len(tags), record.method, record.module, record.call)

@@ -63,7 +63,7 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     call: int | None
     inputs: tuple[str, ...] = ()
     attributes: str | None = None
-    """A digest of the attributes, to tell when one is changed."""
+    """A digest of the attributes, and of domain and further outputs where there are any."""
 
 
 class TensorRecord(msgspec.Struct, frozen=True, gc=False):
@@ -108,6 +108,8 @@ class Embedded(msgspec.Struct, frozen=True, gc=False):
     export: ExportRecord
     modules: dict[str, ModuleRecord]
     topology: str = ""
+    docs: dict[str, str] = {}
+    """The doc_strings that nodes had in the baseline, which the tags took the place of."""
 
 
 _sorted_encoder = msgspec.json.Encoder(order="sorted")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-import onnx
-
-from modelexport.errors import FileError, FormatError
+from modelexport.errors import FileError
 from modelexport.tagged import codec, wire
-from modelexport.tagged.model import StrPath, mapped, parse
+from modelexport.tagged.files import StrPath, external_files, mapped, parse
 from modelexport.tagged.sidecar import METADATA_KEY
 from modelexport.tagged.staging import check_target, staging
 
@@ -39,22 +37,6 @@ def strip(source: StrPath, target: StrPath) -> Path:
         stage.place(stage.write("model", stripped(data)), target.name)
         stage.commit()
     return target
-
-
-def external_files(proto: onnx.ModelProto) -> list[str]:
-    """The data files that a model's initializers refer to, each once; a path that climbs out is refused."""
-    names: dict[str, None] = {}
-    for tensor in proto.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                path = PurePosixPath(entry.value)
-                if path.is_absolute() or ".." in path.parts or len(path.parts) != 1:
-                    raise FormatError(
-                        f"the model's data file {entry.value!r} lies outside the model's folder",
-                        hint="only data files beside the model are followed",
-                    )
-                names[entry.value] = None
-    return list(names)
 
 
 def _copy_data(source: Path, target: Path) -> None:

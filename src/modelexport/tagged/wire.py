@@ -20,6 +20,7 @@ _FUNCTION_NODE = 7
 _NODE_ATTRIBUTE, _NODE_DOC = 5, 6
 _ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
 _ENTRY_KEY = 1
+_TENSOR_RAW = 9
 _TENSOR_PAYLOAD = frozenset({4, 5, 6, 7, 9, 10, 11})
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -73,11 +74,46 @@ def _emptied_graph(data: Buffer, graph: Field) -> list[Buffer]:
     kept_from = graph.body
     for field in initializers(data, graph):
         parts.append(data[kept_from : field.start])
-        kept = [f for f in fields(data, field.body, field.end) if f.number not in _TENSOR_PAYLOAD]
-        parts += _delimited(_GRAPH_INITIALIZER, [data[f.start : f.end] for f in kept])
+        parts += _delimited(_GRAPH_INITIALIZER, _without_values(data, field))
         kept_from = field.end
     parts.append(data[kept_from : graph.end])
     return parts
+
+
+def _without_values(data: Buffer, tensor: Field) -> list[Buffer]:
+    pieces: list[Buffer] = []
+    kept_from = tensor.body
+    for number, start, _, end in _short_fields(data, tensor.body, tensor.end):
+        if number in _TENSOR_PAYLOAD:
+            if kept_from < start:
+                pieces.append(data[kept_from:start])
+            kept_from = end
+    if kept_from < tensor.end:
+        pieces.append(data[kept_from : tensor.end])
+    return pieces
+
+
+def _short_fields(data: Buffer, position: int, end: int) -> list[tuple[int, int, int, int]]:
+    """Number, start, body and end of each field: `fields` in one loop, for messages that a file has many of."""
+    found = []
+    while position < end:
+        start = position
+        key = data[position]
+        position += 1
+        if key > 0x7F or (key & 7 != _BYTES and key & 7 != _VARINT):
+            field = next(fields(data, start, end))
+            position = field.end
+            found.append((field.number, start, field.body, position))
+            continue
+        value, body = _read_varint(data, position, end)
+        if key & 7 == _BYTES:
+            position = body + value
+            if position > end:
+                raise FormatError("the file is not a whole ONNX model", hint="it ends in the middle; write it again")
+        else:
+            body, position = position, body
+        found.append((key >> 3, start, body, position))
+    return found
 
 
 def graphs(data: Buffer) -> Iterator[Field]:
@@ -93,12 +129,9 @@ def initializers(data: Buffer, graph: Field) -> Iterator[Field]:
         start = position
         key = data[position]
         if key & 7 != _BYTES or key > 0x7F:  # none of the fields that a graph has many of
-            field = next(fields(data, position, end))
-            position = field.end
+            position = next(fields(data, position, end)).end
             continue
-        length, body = data[position + 1] if position + 1 < end else 0x80, position + 2
-        if length > 0x7F:
-            length, body = _read_varint(data, position + 1, end)
+        length, body = _read_varint(data, position + 1, end)
         position = body + length
         if position > end:
             raise FormatError("the file is not a whole ONNX model", hint="it ends in the middle; write it again")
@@ -106,9 +139,12 @@ def initializers(data: Buffer, graph: Field) -> Iterator[Field]:
             yield Field(_GRAPH_INITIALIZER, _BYTES, start, body, position)
 
 
-def payload(data: Buffer, tensor: Field) -> Iterator[Field]:
-    """The fields of a tensor that hold its values."""
-    return (f for f in fields(data, tensor.body, tensor.end) if f.number in _TENSOR_PAYLOAD)
+def raw_data(data: Buffer, tensor: Field) -> Buffer | None:
+    """A tensor's values, where they are stored as plain bytes."""
+    for number, start, body, end in _short_fields(data, tensor.body, tensor.end):
+        if number == _TENSOR_RAW and data[start] & 7 == _BYTES:
+            return data[body:end]
+    return None
 
 
 def rewrite(
@@ -214,6 +250,8 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
+    if position < end and data[position] < 0x80:
+        return data[position], position + 1
     value = shift = 0
     while position < end:
         byte = data[position]

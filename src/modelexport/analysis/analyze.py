@@ -1,0 +1,295 @@
+"""Analyzes one model file: what each module holds, on what evidence, and how large it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from modelexport.analysis.modules import Borders, Lineage, totals, weight_owners
+from modelexport.analysis.selection import Selection
+from modelexport.attribution.evidence import AUXILIARY
+from modelexport.attribution.status import Status
+from modelexport.collector import collector_paused
+from modelexport.tagged.build import tensor_infos
+from modelexport.tagged.codec import NodeTag
+from modelexport.tagged.files import StrPath, external_files, opsets
+from modelexport.tagged.model import TaggedModel, load, recorded_tags
+from modelexport.tagged.sidecar import ModuleRecord, TensorInfo
+from modelexport.tagged.weights import Weight, declared_weights
+
+ANALYSIS_FORMAT = "modelexport-analysis/1"
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    """A file of weights beside the model."""
+
+    name: str
+    present: bool
+
+
+class FileFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+    """The file as a whole, whatever is selected in it."""
+
+    file: str
+    tagged: bool
+    class_: str | None
+    strategy: str | None
+    exporter: str | None
+    opset: dict[str, int]
+    ir_version: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    dropped_outputs: tuple[str, ...]
+    data_files: tuple[DataFile, ...]
+    map_source: str | None
+    """Where the map was read: `file`, or `sidecar` for a file that carries none."""
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Counts over the selected nodes."""
+
+    nodes: int
+    tagged_nodes: int
+    coverage: float
+    auxiliary_nodes: int
+    tags: int
+    parameters: int
+    bytes: int
+    modules: int
+
+
+class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+    """One module. `nodes`, `parameters`, `bytes` and `operators` count it with everything below it."""
+
+    module: str
+    tag: str | None
+    class_: str
+    status: str
+    depth: int
+    calls: int
+    execution_order: int | None
+    nodes: int
+    own_nodes: int
+    parameters: int
+    bytes: int
+    operators: dict[str, int]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class NodeFacts(msgspec.Struct, frozen=True, gc=False):
+    """One node, known by its first output. `parameters` are those of the initializers it is the first to read."""
+
+    node: str
+    name: str
+    op_type: str
+    domain: str
+    tag: str | None
+    module: str | None
+    call: int | None
+    method: str | None
+    parameters: int
+    bytes: int
+
+
+class Analysis(msgspec.Struct, frozen=True):
+    """Everything that `analyze` finds out; the JSON output is this record."""
+
+    format: str
+    file: FileFacts
+    filter: str | None
+    suggestions: tuple[str, ...]
+    totals: Totals
+    by_operator: dict[str, int]
+    by_method: dict[str, int]
+    by_depth: dict[int, int]
+    by_status: dict[str, int]
+    by_tag: dict[str, int]
+    absorbed: tuple[str, ...]
+    unused: tuple[str, ...]
+    modules: tuple[ModuleFacts, ...]
+    nodes: tuple[NodeFacts, ...]
+
+
+def analyze(onnx: StrPath, filter_tag: str | None = None) -> Analysis:
+    """Read a file, tagged or not, and count; weights are not read, and a data file may be missing."""
+    with collector_paused():
+        return _Analyzer(load(onnx), filter_tag).result()
+
+
+class _Analyzer:
+    """The counts over the chosen nodes of one file."""
+
+    def __init__(self, model: TaggedModel, filter_tag: str | None) -> None:
+        self.model = model
+        self.tags, self.map_source = model.tags, "file" if model.is_tagged else None
+        if not model.is_tagged and model.sidecar is not None:
+            self.tags = recorded_tags(model.graph, model.sidecar)
+            self.map_source = "sidecar" if any(self.tags) else None
+        self.modules = model.modules if self.map_source else {}
+        self.lineage = Lineage(self.modules)
+        seen = {tag.hierarchy_path for tag in self.tags if tag is not None}
+        self.selection = Selection(filter_tag, seen, self.modules)
+        self.chosen = [index for index, tag in enumerate(self.tags) if self.selection.has_node(tag)]
+        self.own = Counter(tag.hierarchy_module for _, tag in self.chosen_tags())
+        self.weights = declared_weights(model.proto)
+
+    def chosen_tags(self) -> Iterator[tuple[int, NodeTag]]:
+        """The chosen nodes that have a tag."""
+        return ((index, tag) for index in self.chosen if (tag := self.tags[index]) is not None)
+
+    def result(self) -> Analysis:
+        nodes = self.node_facts()
+        modules = self.module_facts()
+        by_method = Counter(tag.hierarchy_method for _, tag in self.chosen_tags())
+        by_tag = Counter(tag.hierarchy_path for _, tag in self.chosen_tags())
+        by_depth: Counter[int] = Counter()
+        for tag, count in by_tag.items():
+            by_depth[tag.count("/")] += count
+        tagged = sum(by_method.values())
+        found = bool(nodes or modules)
+        return Analysis(
+            format=ANALYSIS_FORMAT,
+            file=self.file_facts(),
+            filter=self.selection.text,
+            suggestions=() if found else tuple(self.selection.nearest()),
+            totals=Totals(
+                nodes=len(nodes),
+                tagged_nodes=tagged,
+                coverage=tagged / len(nodes) if nodes else 1.0,
+                auxiliary_nodes=sum(by_method[method] for method in AUXILIARY),
+                tags=len(by_tag),
+                parameters=sum(node.parameters for node in nodes) + self.unread(lambda weight: weight.elements),
+                bytes=sum(node.bytes for node in nodes) + self.unread(lambda weight: weight.bytes),
+                modules=len(modules),
+            ),
+            by_operator=_ranked(Counter(node.op_type for node in nodes)),
+            by_method=_ranked(by_method),
+            by_depth=dict(sorted(by_depth.items())),
+            by_status=dict(sorted(Counter(module.status for module in modules).items())),
+            by_tag=dict(sorted(by_tag.items())),
+            absorbed=tuple(module.module for module in modules if module.status == Status.ABSORBED),
+            unused=tuple(module.module for module in modules if module.status == Status.UNUSED),
+            modules=modules,
+            nodes=nodes,
+        )
+
+    def unread(self, size: Callable[[Weight], int]) -> int:
+        """Initializers that no node reads belong to the file as a whole."""
+        if self.selection.text is not None:
+            return 0
+        return sum(size(weight) for weight in self.weights if weight.name not in self.model.graph.consumers)
+
+    def file_facts(self) -> FileFacts:
+        proto = self.model.proto
+        source = (self.model.embedded or self.model.sidecar) if self.map_source else None
+        return FileFacts(
+            file=self.model.path.name,
+            tagged=self.map_source is not None,
+            map_source=self.map_source,
+            class_=None if source is None else source.model.class_,
+            strategy=None if source is None else source.export.strategy,
+            exporter=None if source is None else source.export.exporter,
+            opset=opsets(proto),
+            ir_version=proto.ir_version,
+            inputs=tensor_infos(proto.graph.input),
+            outputs=tensor_infos(proto.graph.output),
+            dropped_outputs=() if source is None else source.export.dropped_outputs,
+            data_files=tuple(
+                DataFile(name, (self.model.path.parent / name).is_file()) for name in external_files(proto)
+            ),
+        )
+
+    def node_facts(self) -> tuple[NodeFacts, ...]:
+        consumers = self.model.graph.consumers
+        read: dict[int, tuple[int, int]] = {}
+        for weight in self.weights:
+            readers = consumers.get(weight.name)
+            if readers:
+                elements, size = read.get(readers[0], (0, 0))
+                read[readers[0]] = (elements + weight.elements, size + weight.bytes)
+        facts = []
+        for index in self.chosen:
+            node, tag = self.model.graph.nodes[index], self.tags[index]
+            facts.append(
+                NodeFacts(
+                    node=node.key,
+                    name=node.name,
+                    op_type=node.op_type,
+                    domain=node.domain,
+                    tag=None if tag is None else tag.hierarchy_path,
+                    module=None if tag is None else tag.hierarchy_module,
+                    call=None if tag is None else tag.hierarchy_call,
+                    method=None if tag is None else tag.hierarchy_method,
+                    parameters=read[index][0] if index in read else 0,
+                    bytes=read[index][1] if index in read else 0,
+                )
+            )
+        return tuple(facts)
+
+    def module_facts(self) -> tuple[ModuleFacts, ...]:
+        nodes = totals(self.own, self.lineage)
+        operators = self.operators()
+        parameters, sizes = self.module_weights()
+        borders = Borders(self.model.graph, self.tags, self.lineage)
+        facts = []
+        for path, record in sorted(self.modules.items(), key=_by_execution):
+            if not (self.own[path] or self.selection.has_module(path, self.carried_tag(path))):
+                continue
+            facts.append(
+                ModuleFacts(
+                    module=path,
+                    tag=record.tag,
+                    class_=record.class_,
+                    status=record.status,
+                    depth=len(self.lineage.of(path)) - 1,
+                    calls=record.calls,
+                    execution_order=record.execution_order,
+                    nodes=nodes[path],
+                    own_nodes=self.own[path],
+                    parameters=parameters[path],
+                    bytes=sizes[path],
+                    operators=_ranked(operators.get(path, Counter())),
+                    inputs=tuple(borders.inputs.get(path, ())),
+                    outputs=tuple(borders.outputs.get(path, ())),
+                )
+            )
+        return tuple(facts)
+
+    def operators(self) -> dict[str, Counter[str]]:
+        own: Counter[tuple[str, str]] = Counter(
+            (tag.hierarchy_module, self.model.graph.nodes[index].op_type) for index, tag in self.chosen_tags()
+        )
+        whole: dict[str, Counter[str]] = {}
+        for (path, op_type), count in own.items():
+            for above in self.lineage.of(path):
+                whole.setdefault(above, Counter())[op_type] += count
+        return whole
+
+    def module_weights(self) -> tuple[Counter[str], Counter[str]]:
+        owners = weight_owners(self.model.graph, self.tags, self.lineage)
+        elements: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
+        for weight in self.weights:
+            owner = owners.get(weight.name)
+            if owner is not None:
+                elements[owner] += weight.elements
+                sizes[owner] += weight.bytes
+        return totals(elements, self.lineage), totals(sizes, self.lineage)
+
+    def carried_tag(self, path: str) -> str | None:
+        """The tag of the nearest shown module, from this one up."""
+        records = (self.modules.get(above) for above in reversed(self.lineage.of(path)))
+        return next((record.tag for record in records if record is not None and record.tag is not None), None)
+
+
+def _ranked(counts: Counter[str]) -> dict[str, int]:
+    """Largest first; equal ones by name."""
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _by_execution(item: tuple[str, ModuleRecord]) -> tuple[bool, int, str]:
+    path, record = item
+    return record.execution_order is None, record.execution_order or 0, path

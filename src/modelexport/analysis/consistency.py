@@ -1,0 +1,257 @@
+"""Whether nodes, model metadata and sidecar tell the same story, and one that the graph bears out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from modelexport.analysis.findings import Code, Finding, finding
+from modelexport.analysis.modules import Lineage, totals
+from modelexport.attribution.status import Status
+from modelexport.errors import FormatError
+from modelexport.fingerprint import topology_digest, work_digests
+from modelexport.graph import Graph, Node
+from modelexport.hierarchy.tree import join
+from modelexport.tagged.build import all_tags, expected_hierarchy, statistics, tensor_infos, tensor_records
+from modelexport.tagged.codec import NodeTag
+from modelexport.tagged.model import TaggedModel, recorded_tags
+from modelexport.tagged.sidecar import FORMAT, Embedded, ModuleRecord, NodeRecord, Sidecar, sidecar_path
+
+
+class Story:
+    """What a file, its metadata and its sidecar say, and which of them is believed where they differ.
+
+    `tags` is the believed tag of each node: the sidecar's where the sidecar belongs to the file and its
+    counts are those of the module records, else the node's own.
+    """
+
+    def __init__(self, model: TaggedModel) -> None:
+        self.model = model
+        self.findings: list[Finding] = []
+        self.embedded = self._read_embedded()
+        self.sidecar = self._read_sidecar()
+        self.source: Embedded | Sidecar | None = self.embedded or self.sidecar
+        self.modules: dict[str, ModuleRecord] = {} if self.source is None else self.source.modules
+        self.lineage = Lineage(self.modules)
+        self.recorded = None if self.sidecar is None else recorded_tags(model.graph, self.sidecar)
+        self.believes_sidecar = self.recorded is not None and (
+            self._counts_fit(self.recorded) or not self._counts_fit(model.tags)
+        )
+        self.tags = self.recorded if self.recorded is not None and self.believes_sidecar else model.tags
+        self.primary = [None if tag is None else tag.hierarchy_path for tag in self.tags]
+
+    @property
+    def sidecar_name(self) -> str:
+        return sidecar_path(self.model.path).name
+
+    def counts(self, tags: Sequence[NodeTag | None] | None = None) -> Counter[str]:
+        """The nodes of each module with everything below it, by these tags or the believed ones."""
+        own = Counter(tag.hierarchy_module for tag in tags or self.tags if tag is not None)
+        return totals(own, self.lineage)
+
+    def carried_tags(self) -> dict[str, str]:
+        """For every module its own tag, or that of the nearest shown module above it."""
+        carried: dict[str, str] = {}
+        for path in self.modules:
+            tags = (self.modules[above].tag for above in reversed(self.lineage.of(path)) if above in self.modules)
+            carried[path] = next((tag for tag in tags if tag is not None), "")
+        return carried
+
+    def _read_embedded(self) -> Embedded | None:
+        try:
+            return self.model.embedded
+        except FormatError:
+            return None
+
+    def _read_sidecar(self) -> Sidecar | None:
+        """The sidecar, if there is one, it can be read, and it is this file's."""
+        try:
+            sidecar = self.model.sidecar
+        except (FormatError, OSError) as error:
+            self._add(Code.SIDECAR_UNREADABLE, self.sidecar_name, f"it cannot be read: {cause(error)}")
+            return None
+        if sidecar is None:
+            self._add(Code.SIDECAR_MISSING, self.sidecar_name, "there is no sidecar beside the model")
+            return None
+        reason = self._foreign(sidecar)
+        if reason is not None:
+            self._add(Code.SIDECAR_FOREIGN, self.sidecar_name, f"it belongs to another export: {reason}")
+            return None
+        return sidecar
+
+    def _foreign(self, sidecar: Sidecar) -> str | None:
+        if sidecar.format != FORMAT:
+            return f"its format is {sidecar.format!r}"
+        if self.embedded is None:
+            known = sum(node.key in sidecar.nodes for node in self.model.graph.nodes)
+            total = len(self.model.graph.nodes)
+            return None if 2 * known >= total else f"it knows {known} of the file's {total} nodes"
+        if sidecar.model != self.embedded.model:
+            return f"it is of {sidecar.model.class_} in {sidecar.model.onnx}"
+        if sidecar.statistics.topology != self.embedded.topology:
+            return "it records another topology"
+        return None if sidecar.export == self.embedded.export else "it records another export of the same model"
+
+    def _counts_fit(self, tags: Sequence[NodeTag | None]) -> bool:
+        """Whether these tags give every module the number of nodes that its record says."""
+        counts = self.counts(tags)
+        return all(counts[path] == record.nodes for path, record in self.modules.items())
+
+    def _add(self, code: Code, place: str, message: str) -> None:
+        self.findings.append(finding(code, place, message))
+
+
+def check_consistency(story: Story) -> list[Finding]:
+    """Everything that does not agree, each thing once and where it lies."""
+    if story.source is None:
+        return story.findings
+    topology = Topology(story)
+    found = [*story.findings, *_check_modules(story), *topology.findings, *_check_tags(story, topology.moved)]
+    if story.sidecar is not None:
+        found += _check_sidecar(story, story.sidecar, topology)
+    return found
+
+
+def cause(error: BaseException) -> str:
+    """What lies behind one of our errors, in one line."""
+    return str(error.__cause__ or error).splitlines()[0]
+
+
+def _check_modules(story: Story) -> Iterator[Finding]:
+    """The module tree hangs together, and every module that ran is accounted for."""
+    modules = story.modules
+    children = {join(path, child) for path, record in modules.items() for child in record.children}
+    tags = {record.tag for record in modules.values()}
+    counts = story.counts()
+    for path, record in modules.items():
+        if path and path not in children:
+            yield finding(Code.PARENT_MISSING, path, "no module names it as a child")
+        elif record.tag is not None and record.tag.count("/") > 1 and record.tag.rpartition("/")[0] not in tags:
+            yield finding(Code.PARENT_MISSING, path, f"no module has the tag above {record.tag}")
+        if counts[path] != record.nodes:
+            told = f"{record.nodes} nodes are recorded for it, {counts[path]} are found"
+            yield finding(Code.MODULE_UNACCOUNTED, path, told)
+        elif record.calls and not record.nodes and record.status != Status.ABSORBED:
+            yield finding(Code.MODULE_UNACCOUNTED, path, f"it ran, has no nodes and is called {record.status!r}")
+        elif record.nodes and record.status != Status.NODES:
+            yield finding(Code.MODULE_UNACCOUNTED, path, f"it has nodes and is called {record.status!r}")
+    if story.sidecar is not None and story.sidecar.expected_hierarchy != expected_hierarchy(modules):
+        yield finding(Code.HIERARCHY_UNMET, story.sidecar_name, "the modules do not give its expected hierarchy")
+
+
+class Topology:
+    """Whether the graph is the one recorded at export: node by node with a sidecar, as a whole without.
+
+    `moved` are the tensors that are read, made or not made otherwise than recorded.
+    """
+
+    def __init__(self, story: Story) -> None:
+        self.findings: list[Finding] = []
+        self.moved: set[str] = set()
+        model = story.model
+        if story.sidecar is None:
+            recorded = story.embedded.topology if story.embedded is not None else ""
+            if recorded and topology_digest(model.graph, work_digests(model.graph)) != recorded:
+                self._add(Code.TOPOLOGY_CHANGED, model.path.name, "nodes or edges are not those of the export")
+            return
+        self._check_nodes(model.graph, story.sidecar.nodes)
+        export = story.sidecar.export
+        if tensor_infos(model.proto.graph.input) != export.inputs:
+            self._add(Code.TOPOLOGY_CHANGED, model.path.name, "the graph's inputs are not those of the export")
+        if tensor_infos(model.proto.graph.output) != export.outputs:
+            self._add(Code.TOPOLOGY_CHANGED, model.path.name, "the graph's outputs are not those of the export")
+
+    def _check_nodes(self, graph: Graph, records: dict[str, NodeRecord]) -> None:
+        known = 0
+        for node, work in zip(graph.nodes, work_digests(graph), strict=True):
+            record = records.get(node.key)
+            if record is None:
+                self._add(Code.NODE_ADDED, node.key, f"this {node.op_type} was not there at export")
+                self.moved.update((*node.inputs, *node.outputs))
+                continue
+            known += 1
+            if record.inputs != node.inputs or record.op_type != node.op_type or record.attributes != work:
+                self._add_change(node, record)
+        if known == len(records):
+            return
+        present = {node.key for node in graph.nodes}
+        for key in records.keys() - present:
+            self._add(Code.NODE_REMOVED, key, f"the {records[key].op_type} that made it at export is gone")
+            self.moved.update((key, *records[key].inputs))
+
+    def _add_change(self, node: Node, record: NodeRecord) -> None:
+        if record.op_type != node.op_type:
+            told = f"it is a {node.op_type}; at export it was a {record.op_type}"
+            self._add(Code.OPERATOR_CHANGED, node.key, told)
+        elif record.inputs == node.inputs:
+            told = f"what this {node.op_type} does is not what it did at export"
+            self._add(Code.ATTRIBUTE_CHANGED, node.key, told)
+        if record.inputs != node.inputs:
+            told = f"it reads {', '.join(node.inputs)}; at export it read {', '.join(record.inputs)}"
+            self._add(Code.EDGE_MOVED, node.key, told)
+            self.moved |= {*node.inputs} ^ {*record.inputs}
+
+    def _add(self, code: Code, place: str, message: str) -> None:
+        self.findings.append(finding(code, place, message))
+
+
+def _check_tags(story: Story, moved: set[str]) -> Iterator[Finding]:
+    """Each node's own tag against the module tree, the believed tag and the consumers in the graph."""
+    graph = story.model.graph
+    carried = story.carried_tags()
+    known = set(carried.values())
+    for index, (node, tag) in enumerate(story.model.items()):
+        believed = story.tags[index]
+        if tag is None or believed is None:
+            continue
+        if tag.hierarchy_path not in known:
+            yield finding(Code.TAG_UNKNOWN, node.key, f"no module has the tag {tag.hierarchy_path}")
+        elif _told(tag) != _told(believed):
+            where = f"{tag.hierarchy_path} ({tag.hierarchy_module or 'the root'})"
+            right = f"{believed.hierarchy_path} ({believed.hierarchy_module or 'the root'})"
+            yield finding(Code.TAG_WRONG, node.key, f"its tag says {where}; recorded is {right}")
+        elif carried.get(tag.hierarchy_module) != tag.hierarchy_path:
+            told = f"its tag is {tag.hierarchy_path}, which is not that of its module {tag.hierarchy_module!r}"
+            yield finding(Code.TAG_WRONG, node.key, told)
+        elif moved.isdisjoint(node.outputs):
+            expected = all_tags(graph, story.primary, index, tag.hierarchy_path)
+            if tag.hierarchy_tags != expected:
+                told = f"its consumers are in {_listed(expected[1:])}, its tags name {_listed(tag.hierarchy_tags[1:])}"
+                yield finding(Code.CONSUMERS_WRONG, node.key, told)
+
+
+def _told(tag: NodeTag) -> tuple[object, ...]:
+    return tag.hierarchy_path, tag.hierarchy_module, tag.hierarchy_method, tag.hierarchy_call
+
+
+def _listed(tags: Sequence[str]) -> str:
+    return ", ".join(tags) or "no other module"
+
+
+def _check_sidecar(story: Story, sidecar: Sidecar, topology: Topology) -> Iterator[Finding]:
+    """The sidecar's own tables against the file."""
+    graph = story.model.graph
+    if story.embedded is not None and sidecar.modules != story.embedded.modules:
+        differing = [
+            path
+            for path in {**sidecar.modules, **story.embedded.modules}
+            if sidecar.modules.get(path) != story.embedded.modules.get(path)
+        ]
+        for path in differing:
+            yield finding(Code.METADATA_DISAGREES, path, "the sidecar and the file record this module differently")
+    for index, node in enumerate(graph.nodes):
+        record, tag = sidecar.nodes.get(node.key), story.tags[index]
+        if record is None or tag is None or not topology.moved.isdisjoint(node.outputs):
+            continue
+        if (record.tag, record.module) != (tag.hierarchy_path, tag.hierarchy_module):
+            yield finding(Code.SIDECAR_WRONG, node.key, f"the sidecar says {record.tag}, the file {tag.hierarchy_path}")
+        elif record.tags != all_tags(graph, story.primary, index, tag.hierarchy_path):
+            yield finding(Code.SIDECAR_WRONG, node.key, "the tags in its record are not those of its consumers")
+    recomputed = tensor_records(graph, story.primary)
+    if sidecar.tensors != recomputed:
+        for name in sorted({**sidecar.tensors, **recomputed}):
+            if sidecar.tensors.get(name) != recomputed.get(name) and name not in topology.moved:
+                yield finding(Code.TENSOR_WRONG, name, "the sidecar's producer or consumers are not those in the graph")
+    counted = statistics(sidecar.nodes, sidecar.modules, len(sidecar.tensors), sidecar.statistics.topology)
+    if sidecar.statistics != counted:
+        yield finding(Code.SIDECAR_WRONG, story.sidecar_name, "its statistics are not those of its own records")

@@ -1,0 +1,170 @@
+"""Mends a tagged file from what is recorded: its nodes, its metadata and its sidecar from one another."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from modelexport.analysis.consistency import Story, Topology
+from modelexport.fingerprint import topology_digest, work_digests
+from modelexport.tagged import codec, wire
+from modelexport.tagged.build import all_tags, complete, embed
+from modelexport.tagged.files import mapped, parse
+from modelexport.tagged.model import TaggedModel
+from modelexport.tagged.sidecar import (
+    METADATA_KEY,
+    Embedded,
+    ModuleRecord,
+    Sidecar,
+    encode_embedded,
+    encode_sidecar,
+    sidecar_path,
+)
+from modelexport.tagged.staging import staging
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """What was mended: the nodes whose doc_string was written anew, the metadata, the sidecar; and the backups."""
+
+    nodes: tuple[str, ...]
+    metadata: bool
+    sidecar: bool
+    backups: tuple[str, ...]
+
+    @property
+    def any(self) -> bool:
+        return bool(self.nodes or self.metadata or self.sidecar)
+
+
+def repair_file(path: Path) -> Repair:
+    """Mend what can be mended without guessing; the files as they were stay beside them as backups."""
+    with mapped(path) as data:
+        plan = _Plan(Story(TaggedModel(path, parse(data, path))))
+        new: dict[Path, list[wire.Buffer]] = {}
+        if plan.sidecar is not None:
+            new[sidecar_path(path)] = [encode_sidecar(plan.sidecar)]
+        if plan.nodes or plan.metadata is not None:
+            new[path] = plan.pieces(data)
+        backups = _replace(path.parent, new) if new else ()
+    return Repair(plan.nodes, plan.metadata is not None, plan.sidecar is not None, backups)
+
+
+def _replace(folder: Path, new: dict[Path, list[wire.Buffer]]) -> tuple[str, ...]:
+    """Write files over those that are there, and give the names under which the old ones are kept."""
+    backups: list[Path] = []
+    with staging(folder) as stage:
+        for path, pieces in new.items():
+            stage.place(stage.write(path.name, pieces), path.name)
+        try:
+            backups += [_back_up(path) for path in new if path.exists()]
+            stage.commit()
+        except BaseException:
+            for backup in backups:
+                backup.unlink(missing_ok=True)
+            raise
+    return tuple(backup.name for backup in backups)
+
+
+def _back_up(path: Path) -> Path:
+    """Keep a file under a name that is free; it costs no space where the file system has links."""
+    number = 0
+    while (backup := path.with_name(f"{path.name}.bak{number or ''}")).exists():
+        number += 1
+    try:
+        os.link(path, backup)
+    except OSError:
+        shutil.copyfile(path, backup)
+    return backup
+
+
+class _Plan:
+    """What to write: `nodes` are those whose doc_string changes; None stands for what stays as it is."""
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        self.model = story.model
+        self.docs = self._baseline_docs()
+        self.has_map = self.model.is_tagged or self.model.has_metadata
+        self.tags = self._mended_tags() if self.has_map and story.source is not None else self.model.tags
+        self.nodes = tuple(
+            node.key
+            for (node, old), new in zip(self.model.items(), self.tags, strict=True)
+            if new is not None and new != old
+        )
+        self.metadata = self._mended_metadata()
+        self.sidecar = self._mended_sidecar()
+
+    def _baseline_docs(self) -> dict[str, str]:
+        """The doc_strings that nodes had before they were tagged, as far as the file still tells."""
+        if self.story.embedded is not None:
+            return self.story.embedded.docs
+        return {node.key: tag.doc for node, tag in self.model.items() if tag is not None and tag.doc is not None}
+
+    def _mended_tags(self) -> list[codec.NodeTag | None]:
+        """The believed tags with their consumers found again, where the nodes around are known too."""
+        story, graph = self.story, self.model.graph
+        moved = Topology(story).moved
+        carried = story.carried_tags()
+        certain = [tag is not None and carried.get(tag.hierarchy_module) == tag.hierarchy_path for tag in story.tags]
+        tags: list[codec.NodeTag | None] = []
+        for index, (node, old) in enumerate(self.model.items()):
+            tag = story.tags[index]
+            if tag is None or not certain[index]:
+                tags.append(old)
+                continue
+            if moved.isdisjoint(node.outputs) and all(certain[reader] for reader in graph.readers(index)):
+                told = all_tags(graph, story.primary, index, tag.hierarchy_path)
+                tag = msgspec.structs.replace(tag, hierarchy_tags=told, hierarchy_count=len(told))
+            doc = self.docs.get(node.key)
+            tags.append(tag if tag.doc == doc else msgspec.structs.replace(tag, doc=doc))
+        return tags
+
+    def _fits(self, modules: dict[str, ModuleRecord]) -> bool:
+        """Whether the nodes that carry each module's tag are as many as its record says."""
+        counts = self.story.counts(self.tags)
+        return all(counts[path] == record.nodes for path, record in modules.items())
+
+    def _mended_metadata(self) -> Embedded | None:
+        story = self.story
+        if not self.has_map or story.sidecar is None:
+            return None
+        if story.embedded is None:
+            return embed(story.sidecar, self.docs)
+        if story.sidecar.modules == story.embedded.modules or self._fits(story.embedded.modules):
+            return None
+        return embed(story.sidecar, self.docs) if self._fits(story.sidecar.modules) else None
+
+    def _mended_sidecar(self) -> Sidecar | None:
+        """The sidecar anew, from a file that is complete and has the topology that it was exported with."""
+        embedded = self.metadata or self.story.embedded
+        if embedded is None or not self._fits(embedded.modules):
+            return None
+        old, graph = self.story.sidecar, self.model.graph
+        if old is not None and self._differ_beyond_doubt(old, embedded):
+            return None
+        if topology_digest(graph, work_digests(graph)) != embedded.topology:
+            return None
+        new = complete(graph, self.tags, embedded.model, embedded.export, embedded.modules)
+        return None if new == old else new
+
+    def _differ_beyond_doubt(self, sidecar: Sidecar, embedded: Embedded) -> bool:
+        """Whether both module tables fit the nodes and yet differ, so that neither can be called right."""
+        return sidecar.modules != embedded.modules and self._fits(sidecar.modules)
+
+    def pieces(self, data: wire.Buffer) -> list[wire.Buffer]:
+        """The file with what is mended in it; all other bytes are those that were there."""
+        mended: Iterator[tuple[codec.NodeTag | None, codec.NodeTag | None]]
+        mended = zip(self.model.tags, self.tags, strict=True)
+
+        def doc_edit(text: bytes | None) -> bytes | None:
+            old, new = next(mended)
+            return text if new is None or new == old else codec.encode(new)
+
+        if self.metadata is None:
+            return wire.rewrite(data, doc_edit)
+        entry = (METADATA_KEY, encode_embedded(self.metadata))
+        return wire.rewrite(data, doc_edit, add_metadata=entry, drop_metadata=METADATA_KEY)

@@ -1,0 +1,216 @@
+"""The canonical form of a graph: equal for two graphs if one is the other with its tensors renamed, else not.
+
+A graph's outputs have an order, and so have the inputs of every node. Walking from the outputs back
+and numbering what is met therefore gives the same numbers whatever names and node order a file has, and
+an isomorphism, if there is one, can only map a number to the same number. Nodes that no output needs
+have no such anchor: they are ordered by all that they read and all that reads them, and walked last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
+
+import onnx
+
+from modelexport.errors import FormatError
+from modelexport.fingerprint import tensor_content
+from modelexport.graph import Graph, Node
+
+
+class Canonical(NamedTuple):
+    """The digest of the form, and the nodes in the order of their canonical numbers."""
+
+    digest: str
+    order: list[int]
+
+
+def canonical_form(
+    graph: Graph, proto: onnx.ModelProto, weights: Mapping[str, str], labels: Sequence[str]
+) -> Canonical:
+    """`weights` has a digest of the content of every initializer of the main graph; `labels` are `node_labels`."""
+    leaves = {name: f"weight {digest}" for name, digest in weights.items()}
+    types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}
+    leaves |= {name: f"input {place} {types[name]}" for place, name in enumerate(graph.inputs)}
+    members = [index for index, node in enumerate(graph.nodes) if not node.function]
+    forms = [_form(graph, members, labels, leaves, graph.outputs)]
+    forms += [_function_form(graph, key, labels) for key in sorted(graph.functions)]
+    return Canonical(_hash(form.digest for form in forms), [index for form in forms for index in form.order])
+
+
+def node_labels(graph: Graph, attributes: Sequence[str | None]) -> list[str]:
+    """What each node does, without what it reads: equal text for equal work. `attributes` are their digests."""
+    functions: dict[str, str] = {}
+    for key in graph.functions:
+        _add_function(graph, key, attributes, functions, ())
+    return [_label(node, said, functions) for node, said in zip(graph.nodes, attributes, strict=True)]
+
+
+def _label(node: Node, attributes: str | None, functions: Mapping[str, str]) -> str:
+    called = functions.get(node.calls_function, "") if node.calls_function else ""
+    return f"{node.domain}:{node.op_type} {len(node.outputs)} {node.gaps} {attributes} {called}"
+
+
+def _add_function(
+    graph: Graph, key: str, attributes: Sequence[str | None], functions: dict[str, str], path: tuple[str, ...]
+) -> None:
+    """The digest of a local function, after those of the functions that it calls."""
+    if key in path:
+        raise FormatError(f"the function {key} calls itself", hint="ONNX has no recursion")
+    if key in functions:
+        return
+    members = [index for index, node in enumerate(graph.nodes) if node.function == key]
+    for called in {graph.nodes[index].calls_function for index in members} - {""}:
+        _add_function(graph, called, attributes, functions, (*path, key))
+    labels = {index: _label(graph.nodes[index], attributes[index], functions) for index in members}
+    functions[key] = _function_form(graph, key, labels).digest
+
+
+def _function_form(graph: Graph, key: str, labels: Sequence[str] | Mapping[int, str]) -> Canonical:
+    body = graph.functions[key]
+    leaves = {name: f"input {place}" for place, name in enumerate(body.inputs)}
+    members = [index for index, node in enumerate(graph.nodes) if node.function == key]
+    form = _form(graph, members, labels, leaves, body.outputs)
+    return Canonical(_hash([key, form.digest]), form.order)
+
+
+def _form(
+    graph: Graph,
+    members: Sequence[int],
+    labels: Sequence[str] | Mapping[int, str],
+    leaves: Mapping[str, str],
+    outputs: Sequence[str],
+) -> Canonical:
+    walk = _Walk(graph, labels, leaves)
+    walk.follow(outputs)
+    dead = [index for index in members if index not in walk.number]
+    for index in _in_canonical_order(walk, dead):
+        walk.visit(index)
+    unused = sorted(text for name, text in leaves.items() if name not in walk.leaf_number)
+    references = walk.references()
+    ends = " ".join([references[name] for name in outputs])
+    text = "\n".join([*walk.text(references), ends, *unused])
+    return Canonical(_hash([text]), list(walk.number))
+
+
+class _Walk:
+    """Numbers nodes and leaves (inputs, weights) in the order in which they are met."""
+
+    def __init__(self, graph: Graph, labels: Sequence[str] | Mapping[int, str], leaves: Mapping[str, str]) -> None:
+        self.graph = graph
+        self.labels = labels
+        self.leaves = dict(leaves)
+        self.number: dict[int, int] = {}
+        self.leaf_number: dict[str, int] = {}
+        self._body_inputs: set[str] = set()
+        for body in (body for bodies in graph.bodies.values() for body in bodies):
+            self._body_inputs.update(body.inputs)
+            for name, tensor in body.initializers.items():
+                self.leaves[name] = f"weight {hashlib.sha256(tensor_content(tensor)).hexdigest()}"
+
+    def follow(self, names: Sequence[str]) -> None:
+        """Meet these tensors and everything that they are computed from."""
+        stack = list(reversed(names))
+        producer, number, nodes, bodies = self.graph.producer, self.number, self.graph.nodes, self.graph.bodies
+        while stack:
+            name = stack.pop()
+            index = producer.get(name)
+            if index is None:
+                if name not in self.leaf_number and name not in self._body_inputs:
+                    self.leaf_number[name] = len(self.leaf_number)
+            elif index not in number:
+                number[index] = len(number)
+                if index in bodies:
+                    for body in reversed(bodies[index]):
+                        stack.extend(reversed(body.outputs))
+                stack.extend(nodes[index].inputs[::-1])
+
+    def visit(self, index: int) -> None:
+        """Meet a node that may have no outputs, or none that is read."""
+        if index not in self.number:
+            self.number[index] = len(self.number)
+            for body in self.graph.bodies.get(index, ()):
+                self.follow(body.outputs)
+            self.follow(self.graph.nodes[index].inputs)
+
+    def references(self) -> dict[str, str]:
+        """Every tensor that was met, by the number of what makes it."""
+        names = {name: f"w{number}" for name, number in self.leaf_number.items()}
+        nodes, bodies = self.graph.nodes, self.graph.bodies
+        for index, number in self.number.items():
+            outputs = nodes[index].outputs
+            if len(outputs) == 1:
+                names[outputs[0]] = str(number)
+            else:
+                names.update((name, f"{number}.{place}") for place, name in enumerate(outputs))
+            for place, body in enumerate(bodies.get(index, ())):
+                names.update((name, f"b{number}.{place}.{position}") for position, name in enumerate(body.inputs))
+        return names
+
+    def text(self, references: Mapping[str, str]) -> Iterator[str]:
+        """One line for each leaf and node, in the order of their numbers."""
+        for name in self.leaf_number:
+            yield self.leaves.get(name, "undefined")
+        nodes, labels, bodies = self.graph.nodes, self.labels, self.graph.bodies
+        for index in self.number:
+            node = nodes[index]
+            line = f"{labels[index]} {' '.join([references[name] for name in node.inputs])}"
+            if node.enclosing >= 0:
+                line += f" in {self.number.get(node.enclosing)}.{_body_label(self.graph, index)}"
+            for body in bodies.get(index, ()):
+                line += f" {body.label} {len(body.inputs)} {' '.join([references[name] for name in body.outputs])}"
+            yield line
+
+
+def _body_label(graph: Graph, index: int) -> str:
+    node = graph.nodes[index]
+    return node.key[len(graph.nodes[node.enclosing].key) + 1 :].partition("/")[0]
+
+
+def _in_canonical_order(walk: _Walk, dead: Sequence[int]) -> list[int]:
+    """Nodes that no output needs, sorted by all that they read, then by all that reads them."""
+    if not dead:
+        return []
+    graph, unmet = walk.graph, set(dead)
+    order = _topological(graph, unmet)
+    met = walk.references()
+    inside: dict[int, list[str]] = {}
+    for index in dead:
+        inside.setdefault(graph.nodes[index].enclosing, []).append(walk.labels[index])
+    reads: dict[int, str] = {}
+    for index in order:
+        sources = [_source(walk, met, reads, name) for name in graph.nodes[index].inputs]
+        reads[index] = _hash([walk.labels[index], *sources, "holds", *sorted(inside.get(index, ()))])
+    read_by: dict[int, str] = {}
+    for index in reversed(order):
+        readers = (
+            f"{read_by[reader]} {place}"
+            for reader in graph.readers(index)
+            if reader in read_by
+            for place, name in enumerate(graph.nodes[reader].inputs)
+            if name in graph.nodes[index].outputs
+        )
+        read_by[index] = _hash([reads[index], *sorted(readers)])
+    return sorted(dead, key=lambda index: read_by[index])
+
+
+def _source(walk: _Walk, met: Mapping[str, str], reads: Mapping[int, str], name: str) -> str:
+    index = walk.graph.producer.get(name)
+    if index is not None and index in reads:
+        return f"{reads[index]}.{walk.graph.nodes[index].outputs.index(name)}"
+    return met.get(name) or walk.leaves.get(name, "undefined")
+
+
+def _topological(graph: Graph, members: set[int]) -> list[int]:
+    try:
+        return list(
+            TopologicalSorter({i: [w for w in graph.writers(i) if w in members] for i in members}).static_order()
+        )
+    except CycleError as error:
+        raise FormatError("the graph has a cycle", hint="no runtime can run it; export it again") from error
+
+
+def _hash(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()

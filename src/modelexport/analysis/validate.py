@@ -1,0 +1,127 @@
+"""Validates a model file: is it good ONNX, are its tags well formed, does everything that is recorded agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from modelexport.analysis.checker import checking
+from modelexport.analysis.consistency import Story, cause
+from modelexport.analysis.consistency import check_consistency as check_agreement
+from modelexport.analysis.findings import Code, Finding, Severity, finding
+from modelexport.analysis.repair import Repair, repair_file
+from modelexport.collector import collector_paused
+from modelexport.errors import FormatError
+from modelexport.tagged import codec
+from modelexport.tagged.files import StrPath
+from modelexport.tagged.model import TaggedModel, load
+from modelexport.tagged.sidecar import METADATA_KEY
+
+
+class Validation(msgspec.Struct, frozen=True):
+    """The answer; `checks` says of each check whether it passed, failed or was not asked for."""
+
+    file: str
+    tagged: bool
+    checks: dict[str, str]
+    findings: tuple[Finding, ...]
+    repair: Repair | None = None
+
+    @property
+    def valid(self) -> bool:
+        return not any(found.severity == Severity.ERROR for found in self.findings)
+
+
+def validate(onnx: StrPath, check_consistency: bool = False, repair: bool = False) -> Validation:
+    """Check a file. `repair` mends from what is recorded, keeps a backup, and the findings are what is left."""
+    path = Path(onnx)
+    with collector_paused():
+        mended = repair_file(path) if repair else None
+        return _validate(path, check_consistency or repair, mended)
+
+
+def _validate(path: Path, deep: bool, mended: Repair | None) -> Validation:
+    model = load(path)
+    with checking(path) as complaint:
+        story = Story(model) if deep and _has_map(model) else None
+        tags = [*_check_metadata(model), *_check_format(model), *_check_coverage(model, story)]
+        agreement = [] if story is None else check_agreement(story)
+        told = complaint()
+    compliance = [] if told is None else [finding(Code.ONNX_INVALID, path.name, " ".join(told.split()))]
+    checks = {
+        "onnx": _word(compliance),
+        "tags": _word(tags) if _has_map(model) else "no tags",
+        "consistency": _word(agreement) if story is not None else "no tags" if deep else "not asked for",
+    }
+    return Validation(path.name, model.is_tagged, checks, (*compliance, *tags, *agreement), mended)
+
+
+def _word(findings: Sequence[Finding]) -> str:
+    return "failed" if any(found.severity == Severity.ERROR for found in findings) else "passed"
+
+
+def _has_map(model: TaggedModel) -> bool:
+    return model.is_tagged or model.has_metadata or model.has_sidecar
+
+
+def _check_metadata(model: TaggedModel) -> Iterator[Finding]:
+    try:
+        missing = model.embedded is None
+    except FormatError as error:
+        yield finding(Code.METADATA_UNREADABLE, METADATA_KEY, cause(error))
+        return
+    if missing and model.is_tagged:
+        yield finding(Code.METADATA_MISSING, METADATA_KEY, "the nodes have tags, the model's metadata has no modules")
+
+
+def _check_format(model: TaggedModel) -> Iterator[Finding]:
+    """Each doc_string by itself."""
+    for node, tag, proto in zip(model.graph.nodes, model.tags, model.graph.protos, strict=True):
+        if tag is None:
+            if codec.looks_like_tag(proto.doc_string):
+                yield finding(Code.DOC_MALFORMED, node.key, "its doc_string is a broken tag")
+        elif tag.hierarchy_count != len(tag.hierarchy_tags):
+            told = f"hierarchy_count is {tag.hierarchy_count}, and there are {len(tag.hierarchy_tags)} tags"
+            yield finding(Code.COUNT_WRONG, node.key, told)
+        elif not _well_formed(tag):
+            told = f"{tag.hierarchy_path!r} is not a tag, or not the first of the node's tags"
+            yield finding(Code.TAG_FORMAT, node.key, told)
+
+
+def _well_formed(tag: codec.NodeTag) -> bool:
+    path = tag.hierarchy_path
+    return tag.hierarchy_tags[:1] == (path,) and path[:1] == "/" and len(path.split()) == 1
+
+
+def _check_coverage(model: TaggedModel, story: Story | None) -> Iterator[Finding]:
+    """Nodes that had a tag at export and have none now."""
+    bare = [
+        (index, node.key)
+        for index, (node, tag) in enumerate(model.items())
+        if tag is None and not codec.looks_like_tag(model.graph.protos[index].doc_string)
+    ]
+    if not bare or not (model.is_tagged or model.has_metadata):
+        return
+    recorded = None if story is None else story.recorded
+    if recorded is not None:
+        lost = [key for index, key in bare if recorded[index] is not None]
+    elif _recorded_nodes(model) >= len(model.tags):
+        lost = [key for _, key in bare]
+    else:
+        count = _recorded_nodes(model) - sum(tag is not None for tag in model.tags)
+        if count > 0:
+            yield finding(Code.DOC_MISSING, model.path.name, f"{count} nodes have lost their tag")
+        return
+    for key in lost:
+        yield finding(Code.DOC_MISSING, key, "the node has lost its tag")
+
+
+def _recorded_nodes(model: TaggedModel) -> int:
+    """How many nodes had a tag at export, as the file's own metadata tells; 0 where it does not."""
+    try:
+        root = None if model.embedded is None else model.embedded.modules.get("")
+    except FormatError:
+        return 0
+    return 0 if root is None else root.nodes

@@ -1,0 +1,75 @@
+"""Model files on disk: mapped into memory, parsed without weights, and the data files that they refer to."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from modelexport.errors import FileError, FormatError
+from modelexport.tagged import wire
+
+StrPath = str | os.PathLike[str]
+
+
+def parse(data: wire.Buffer, path: Path) -> onnx.ModelProto:
+    """The model in these bytes without its weights' values."""
+    try:
+        proto = onnx.ModelProto()
+        proto.ParseFromString(wire.without_payload(data))
+    except (DecodeError, FormatError) as error:
+        raise FormatError(f"{path} is not an ONNX model", hint="it is cut short, or another kind of file") from error
+    if not proto.HasField("graph"):
+        raise FormatError(f"{path} is not an ONNX model", hint="it holds no graph")
+    return proto
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[wire.Buffer]:
+    """The bytes of a file, without reading them into memory."""
+    try:
+        file = path.open("rb")
+    except IsADirectoryError as error:
+        raise FileError(f"{path} is a folder", hint="name the .onnx file in it") from error
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}", hint="check the path") from error
+    with file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise FormatError(f"{path} is empty", hint="write it again")
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        view = memoryview(memory)
+        try:
+            yield view
+        finally:
+            view.release()
+            with suppress(BufferError):  # an error on its way still holds slices; the last of them closes the map
+                memory.close()
+
+
+def external_location(tensor: onnx.TensorProto) -> str | None:
+    """The data file that holds a tensor's values, or None; a path that climbs out of the folder is refused."""
+    for entry in tensor.external_data if tensor.data_location else ():
+        if entry.key == "location":
+            path = PurePosixPath(entry.value)
+            if path.is_absolute() or ".." in path.parts or len(path.parts) != 1:
+                raise FormatError(
+                    f"the model's data file {entry.value!r} lies outside the model's folder",
+                    hint="only data files beside the model are followed",
+                )
+            return str(entry.value)
+    return None
+
+
+def external_files(proto: onnx.ModelProto) -> list[str]:
+    """The data files that a model's initializers refer to, each once."""
+    return list(dict.fromkeys(filter(None, map(external_location, proto.graph.initializer))))
+
+
+def opsets(proto: onnx.ModelProto) -> dict[str, int]:
+    """The operator sets that a model imports, by domain."""
+    return dict(sorted((entry.domain or "ai.onnx", entry.version) for entry in proto.opset_import))

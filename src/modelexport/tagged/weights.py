@@ -1,0 +1,128 @@
+"""The initializers of a model file: their sizes without reading them, their content where it matters."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import onnx
+from onnx import TensorProto
+
+from modelexport.errors import FileError, FormatError
+from modelexport.fingerprint import tensor_content
+from modelexport.tagged import wire
+from modelexport.tagged.files import external_location, mapped
+
+_PACKED_BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
+"""Types of which several values share a byte."""
+
+
+class Weight(msgspec.Struct, frozen=True, gc=False):
+    """One initializer as it is declared; `file` is the data file that holds it, if one does."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    elements: int
+    bytes: int
+    file: str | None = None
+
+
+def declared_weights(proto: onnx.ModelProto) -> list[Weight]:
+    """The initializers of the main graph, sparse ones by what they store."""
+    found = [_weight(tensor.name, tensor) for tensor in proto.graph.initializer]
+    for sparse in proto.graph.sparse_initializer:
+        values, indices = _weight("", sparse.values), _weight("", sparse.indices)
+        found.append(
+            Weight(sparse.values.name, values.dtype, tuple(sparse.dims), values.elements, values.bytes + indices.bytes)
+        )
+    return found
+
+
+def _weight(name: str, tensor: TensorProto) -> Weight:
+    shape = tuple(tensor.dims)
+    elements = math.prod(shape)
+    bits = _bits(tensor.data_type)
+    return Weight(
+        name, dtype_name(tensor.data_type), shape, elements, (elements * bits + 7) // 8, external_location(tensor)
+    )
+
+
+def dtype_name(data_type: int) -> str:
+    try:
+        return str(TensorProto.DataType.Name(data_type)).lower()
+    except ValueError:
+        return f"type {data_type}"
+
+
+def _bits(data_type: int) -> int:
+    """The bits that one value takes; 0 where that depends on the value."""
+    if data_type in _PACKED_BITS:
+        return _PACKED_BITS[data_type]
+    if data_type == TensorProto.STRING:
+        return 0
+    try:
+        return 8 * int(onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize)
+    except (KeyError, TypeError):
+        return 0
+
+
+def content_digests(data: wire.Buffer, proto: onnx.ModelProto, folder: Path) -> dict[str, str]:
+    """A digest of type, shape and values for each initializer; reads the weights, and data files beside the model."""
+    digests: dict[str, str] = {}
+    with ExitStack() as stack:
+        files: dict[str, wire.Buffer] = {}
+        for tensor, field in zip(proto.graph.initializer, _initializers(data), strict=True):
+            location = external_location(tensor)
+            if location is None:
+                digests[tensor.name] = _inline_digest(data, tensor, field)
+                continue
+            if location not in files:
+                files[location] = stack.enter_context(mapped(_data_file(folder, location)))
+            digests[tensor.name] = _digest(tensor, _slice(tensor, files[location], location))
+    for sparse in proto.graph.sparse_initializer:
+        whole = tensor_content(sparse.values) + tensor_content(sparse.indices) + repr(tuple(sparse.dims)).encode()
+        digests[sparse.values.name] = hashlib.sha256(whole).hexdigest()
+    return digests
+
+
+def _initializers(data: wire.Buffer) -> Iterator[wire.Field]:
+    for graph in wire.graphs(data):
+        yield from wire.initializers(data, graph)
+
+
+def _inline_digest(data: wire.Buffer, tensor: TensorProto, field: wire.Field) -> str:
+    raw = wire.raw_data(data, field)
+    if raw is not None:
+        return _digest(tensor, raw)
+    whole = TensorProto.FromString(bytes(data[field.body : field.end]))
+    return hashlib.sha256(tensor_content(whole)).hexdigest()
+
+
+def _digest(tensor: TensorProto, values: wire.Buffer) -> str:
+    digest = hashlib.sha256(f"{tensor.data_type}{tuple(tensor.dims)}\0".encode())
+    digest.update(values)
+    return digest.hexdigest()
+
+
+def _data_file(folder: Path, location: str) -> Path:
+    path = folder / location
+    if not path.is_file():
+        raise FileError(f"the data file {path} is missing", hint="keep the data file beside the model")
+    return path
+
+
+def _slice(tensor: TensorProto, data: wire.Buffer, location: str) -> wire.Buffer:
+    told = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        offset = int(told.get("offset", 0))
+        length = int(told["length"]) if "length" in told else len(data) - offset
+    except ValueError as error:
+        raise FormatError(f"the place of {tensor.name!r} in {location} is not a number") from error
+    if offset < 0 or length < 0 or offset + length > len(data):
+        raise FormatError(f"{tensor.name!r} lies beyond the end of {location}", hint="the data file is cut short")
+    return data[offset : offset + length]
