@@ -23,6 +23,7 @@ ROOMS = [
     "tagged",
     "analysis",
     "report",
+    "markdown",
     "source",
     "pipeline",
     "cli",

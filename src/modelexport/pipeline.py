@@ -23,6 +23,7 @@ from modelexport.graph import flatten
 from modelexport.hierarchy.capture import scan
 from modelexport.hierarchy.tags import assign_tags, make_policy
 from modelexport.hierarchy.tree import ModuleTree
+from modelexport.markdown import markdown, report_path
 from modelexport.report import ExportReport, Steps
 from modelexport.tagged import wire
 from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
@@ -57,6 +58,7 @@ def export_model(
     exclude: Sequence[str] | str | None = None,
     max_depth: int | None = None,
     clean: bool = False,
+    with_report: bool = False,
     temp_dir: StrPath | None = None,
     external_data: bool | None = None,
     jit_graph: StrPath | None = None,
@@ -69,7 +71,8 @@ def export_model(
 
     `example_inputs` is a tensor, a tuple of positional inputs or a dict of keyword inputs. The
     graph is the one that `torch.onnx.export` writes; `clean=True` leaves even the map out of the
-    file and writes only the sidecar. Raises a ModelExportError with a hint when it cannot.
+    file and writes only the sidecar; `with_report=True` adds a page for people. Raises a
+    ModelExportError with a hint when it cannot.
     """
     target = check_target(output_path)
     module = _check_model(model)
@@ -120,18 +123,24 @@ def export_model(
             )
             hierarchy = build_map(facts, tags, attributions, model_record, export_record)
         with steps.step("write the files"), collector_paused():
-            _write(stage, target, data, baseline, hierarchy, clean)
-    return ExportReport(
-        requested=str(strategy),
-        strategy=chosen.name,
-        exporter=used,
-        fallback_reason=reason,
-        onnx_path=target,
-        sidecar_path=sidecar_path(target),
-        data_paths=tuple(target.parent / name for name in sorted(baseline.files)),
-        hierarchy=hierarchy.sidecar,
-        timings=steps.timings,
-    )
+            model_file = _write(stage, target, data, baseline, hierarchy, clean)
+        report = ExportReport(
+            requested=str(strategy),
+            strategy=chosen.name,
+            exporter=used,
+            fallback_reason=reason,
+            onnx_path=target,
+            sidecar_path=sidecar_path(target),
+            data_paths=tuple(target.parent / name for name in sorted(baseline.files)),
+            hierarchy=hierarchy.sidecar,
+            timings=steps.timings,
+            report_path=report_path(target) if with_report else None,
+        )
+        if report.report_path is not None:
+            stage.place(stage.write("report", [markdown(report).encode()]), report.report_path.name)
+        stage.place(model_file, target.name)
+        stage.commit()
+    return report
 
 
 def recommend_strategy(model: nn.Module) -> tuple[str, str]:
@@ -226,15 +235,12 @@ def _reason(error: BaseException) -> str:
 
 def _write(
     stage: Staging, target: Path, data: wire.Buffer, baseline: Baseline, hierarchy: HierarchyMap, clean: bool
-) -> None:
-    """Data files first, then the sidecar, the model last: a reader never sees a model without its parts."""
+) -> Path:
+    """Write everything; the model is put into position last, so that a reader never sees it without its parts."""
     for name, path in sorted(baseline.files.items()):
         stage.place(path, name)
-    sidecar = sidecar_path(target)
-    stage.place(stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)]), sidecar.name)
-    pieces: list[wire.Buffer] = [data] if clean else tagged_pieces(data, hierarchy)
-    stage.place(stage.write("model", pieces), target.name)
-    stage.commit()
+    stage.place(stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)]), sidecar_path(target).name)
+    return stage.write("model", [data] if clean else tagged_pieces(data, hierarchy))
 
 
 def _opset(proto: Any) -> int:

@@ -25,6 +25,7 @@ class ExportReport(msgspec.Struct, frozen=True):
     data_paths: tuple[Path, ...]
     hierarchy: Sidecar
     timings: dict[str, float]
+    report_path: Path | None = None
 
     @property
     def nodes(self) -> int:
@@ -58,6 +59,7 @@ class ExportReport(msgspec.Struct, frozen=True):
                 "onnx": str(self.onnx_path),
                 "sidecar": str(self.sidecar_path),
                 "data": [str(path) for path in self.data_paths],
+                "report": None if self.report_path is None else str(self.report_path),
             },
             "statistics": msgspec.to_builtins(statistics),
             "timings": dict(self.timings),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from modelexport.analysis.modules import Borders, Lineage, totals, weight_owners
+from modelexport.analysis.outline import execution_order
 from modelexport.analysis.selection import Selection
 from modelexport.attribution.evidence import AUXILIARY
 from modelexport.attribution.status import Status
@@ -16,7 +17,7 @@ from modelexport.tagged.build import tensor_infos
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.files import StrPath, external_files, opsets
 from modelexport.tagged.model import TaggedModel, load, recorded_tags
-from modelexport.tagged.sidecar import ModuleRecord, TensorInfo
+from modelexport.tagged.sidecar import TensorInfo
 from modelexport.tagged.weights import Weight, declared_weights
 
 ANALYSIS_FORMAT = "modelexport-analysis/1"
@@ -61,7 +62,10 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
-    """One module. `nodes`, `parameters`, `bytes` and `operators` count it with everything below it."""
+    """One module. Counts are with everything below it, unless they are called `own`.
+
+    Weights belong to the lowest module that holds all nodes which read them.
+    """
 
     module: str
     tag: str | None
@@ -74,6 +78,8 @@ class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     own_nodes: int
     parameters: int
     bytes: int
+    own_parameters: int
+    own_bytes: int
     operators: dict[str, int]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -232,10 +238,11 @@ class _Analyzer:
     def module_facts(self) -> tuple[ModuleFacts, ...]:
         nodes = totals(self.own, self.lineage)
         operators = self.operators()
-        parameters, sizes = self.module_weights()
+        own_parameters, own_sizes = self.module_weights()
+        parameters, sizes = totals(own_parameters, self.lineage), totals(own_sizes, self.lineage)
         borders = Borders(self.model.graph, self.tags, self.lineage)
         facts = []
-        for path, record in sorted(self.modules.items(), key=_by_execution):
+        for path, record in sorted(self.modules.items(), key=lambda item: execution_order(*item)):
             if not (self.own[path] or self.selection.has_module(path, self.carried_tag(path))):
                 continue
             facts.append(
@@ -251,6 +258,8 @@ class _Analyzer:
                     own_nodes=self.own[path],
                     parameters=parameters[path],
                     bytes=sizes[path],
+                    own_parameters=own_parameters[path],
+                    own_bytes=own_sizes[path],
                     operators=_ranked(operators.get(path, Counter())),
                     inputs=tuple(borders.inputs.get(path, ())),
                     outputs=tuple(borders.outputs.get(path, ())),
@@ -277,7 +286,7 @@ class _Analyzer:
             if owner is not None:
                 elements[owner] += weight.elements
                 sizes[owner] += weight.bytes
-        return totals(elements, self.lineage), totals(sizes, self.lineage)
+        return elements, sizes
 
     def carried_tag(self, path: str) -> str | None:
         """The tag of the nearest shown module, from this one up."""
@@ -288,8 +297,3 @@ class _Analyzer:
 def _ranked(counts: Counter[str]) -> dict[str, int]:
     """Largest first; equal ones by name."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _by_execution(item: tuple[str, ModuleRecord]) -> tuple[bool, int, str]:
-    path, record = item
-    return record.execution_order is None, record.execution_order or 0, path

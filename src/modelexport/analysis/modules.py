@@ -20,11 +20,14 @@ class Lineage:
 
     def of(self, path: str) -> tuple[str, ...]:
         """The module and all above it, from the root down."""
-        found = self._known.get(path)
-        if found is None:
-            parent = self._parent.get(path, path.rpartition(".")[0])
-            found = self._known[path] = (*self.of(parent), path)
-        return found
+        pending = []
+        while path not in self._known:
+            pending.append(path)
+            path = self._parent.get(path, path.rpartition(".")[0])
+        line = self._known[path]
+        for path in reversed(pending):
+            line = self._known[path] = (*line, path)
+        return line
 
     def common(self, paths: Iterable[str]) -> str:
         """The lowest module that holds all of these."""

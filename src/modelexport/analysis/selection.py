@@ -36,8 +36,8 @@ class Selection:
         if text in modules and text:
             return None, text
         whole = text.rstrip("/")
-        if any(_tag_within(tag, whole) for tag in self._tags):
-            return (lambda tag: _tag_within(tag, whole)), None
+        if any(tag_within(tag, whole) for tag in self._tags):
+            return (lambda tag: tag_within(tag, whole)), None
         return (lambda tag: text.startswith("/") and tag.startswith(text)), None
 
     def has_node(self, tag: NodeTag | None) -> bool:
@@ -84,5 +84,6 @@ class Selection:
         return [ends[name] for name in close] or self._tags[:_SUGGESTIONS]
 
 
-def _tag_within(tag: str, ancestor: str) -> bool:
+def tag_within(tag: str, ancestor: str) -> bool:
+    """Whether a tag is this one or lies below it."""
     return tag == ancestor or tag.startswith(f"{ancestor}/")

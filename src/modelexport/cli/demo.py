@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from modelexport.cli.render import console, note, plain_table, progress, show_summary
+from modelexport.cli.render import note, plain_table, progress, show
+from modelexport.cli.summary import show_summary
 from modelexport.errors import FileError
 from modelexport.report import ExportReport
 
@@ -73,14 +74,8 @@ def _save_model(folder: Path) -> None:
 
 def _show_tags(report: ExportReport) -> None:
     counts = Counter(record.tag for record in report.hierarchy.nodes.values() if record.tag is not None)
-    table = plain_table()
-    table.add_column("nodes", justify="right", min_width=5)
-    table.add_column("tag", no_wrap=True, overflow="ellipsis")
-    for tag, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        table.add_row(str(count), tag)
-    out = console()
-    out.print()
-    out.print(table)
+    rows = [(str(count), tag) for tag, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    show(["", plain_table({"nodes": True, "tag": False}, rows)])
 
 
 def _show_next_steps(folder: Path) -> None:

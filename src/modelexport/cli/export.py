@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from modelexport.cli.render import note, progress, show_summary
+from modelexport.cli.render import note, progress
+from modelexport.cli.summary import show_summary
 from modelexport.tagged.staging import check_target
 
 _SEED = 0
@@ -41,6 +42,7 @@ class _Shape(click.ParamType[tuple[int, ...]]):
 @click.option(
     "--clean", "--no-hierarchy-attrs", "clean", is_flag=True, help="Write the baseline's bytes and only the sidecar."
 )
+@click.option("--with-report", is_flag=True, help="Also write OUTPUT's report, <stem>_report.md.")
 @click.option("--jit-graph", type=click.Path(path_type=Path), help="Also write the TorchScript graph to this file.")
 @click.option("--fx-graph", type=click.Path(path_type=Path), help="Also write the FX program to this file.")
 @click.option("--temp-dir", type=click.Path(path_type=Path), help="Folder for temporary files.")
@@ -59,6 +61,7 @@ def export_command(
     max_depth: int | None,
     no_optimize: bool,
     clean: bool,
+    with_report: bool,
     jit_graph: Path | None,
     fx_graph: Path | None,
     temp_dir: Path | None,
@@ -97,6 +100,7 @@ def export_command(
             exclude=exclude,
             max_depth=max_depth,
             clean=clean,
+            with_report=with_report,
             temp_dir=temp_dir,
             jit_graph=jit_graph,
             fx_graph=fx_graph,

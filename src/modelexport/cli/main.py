@@ -13,6 +13,9 @@ from modelexport.errors import ModelExportError
 
 _COMMANDS = {
     "export": ("modelexport.cli.export", "export_command"),
+    "analyze": ("modelexport.cli.analyze", "analyze_command"),
+    "validate": ("modelexport.cli.validate", "validate_command"),
+    "compare": ("modelexport.cli.compare", "compare_command"),
     "strip": ("modelexport.cli.strip", "strip_command"),
     "demo": ("modelexport.cli.demo", "demo_command"),
 }
@@ -33,9 +36,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ModelExportError as error:
-            click.echo(f"Error: {error.message}", err=True)
-            if error.hint:
-                click.echo(f"Hint: {error.hint}", err=True)
+            click.echo(f"Error: {error}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("Interrupted; earlier output is as it was.", err=True)

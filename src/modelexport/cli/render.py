@@ -1,30 +1,35 @@
-"""What people see: progress and notes on stderr, summaries and trees on stdout."""
+"""How things are shown: progress and notes on stderr, text for people at the terminal's width, files on request."""
 
 from __future__ import annotations
 
+import io
+import re
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from modelexport.report import ExportReport
-from modelexport.tagged.sidecar import ModuleRecord, Sidecar
+from modelexport.tagged.sidecar import TensorInfo
+from modelexport.tagged.staging import check_target, staging
 
-_WIDTH_WHEN_PIPED = 80
-_STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
+WIDTH_WHEN_PIPED = 80
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def note(text: str) -> None:
     click.echo(text, err=True)
 
 
-def console() -> Console:
-    """stdout at the terminal's width, at 80 columns when piped."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_WHEN_PIPED)
+def visible(text: str) -> str:
+    """A name as it can be shown: control characters as their codes, so that no file can steer a terminal."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 @contextmanager
@@ -38,93 +43,116 @@ def progress(verbose: bool) -> Iterator[Callable[[str], None]]:
         yield lambda step: status.update(f"{step} ...")
 
 
-def show_summary(report: ExportReport, verbose: bool = False) -> None:
-    """The closing summary of an export."""
-    if report.fallback_reason is not None:
-        note(f"note: dynamo could not export this model ({report.fallback_reason}); {report.exporter} was used")
-    for dropped in report.dropped_outputs:
-        note(f"note: output dropped, not a tensor: {dropped}")
-    out = console()
-    hierarchy = report.hierarchy
-    statistics = hierarchy.statistics
-    methods = ", ".join(f"{count} by {method}" for method, count in statistics.methods.items())
-    status = ", ".join(f"{statistics.module_status.get(key, 0)} {text}" for key, text in _STATUS_TEXT.items())
-    out.print(f"{report.onnx_path}: {hierarchy.model.class_}")
-    out.print(f"  strategy {report.strategy}, exporter {report.exporter}, opset {hierarchy.model.opset}")
-    out.print(f"  {statistics.tagged_nodes} of {statistics.nodes} nodes tagged ({methods}), {statistics.tags} tags")
-    out.print(f"  {statistics.modules} modules: {status}")
-    out.print(f"  sidecar {report.sidecar_path.name}")
-    if verbose:
-        for step, seconds in report.timings.items():
-            out.print(f"  {seconds:8.3f} s  {step}")
-    out.print()
-    out.print(module_tree(hierarchy))
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A spinner while something may take seconds; nothing where stderr is no terminal."""
+    screen = Console(stderr=True, highlight=False)
+    if not screen.is_terminal:
+        yield
+        return
+    with screen.status(f"{what} ..."):
+        yield
 
 
-def plain_table() -> Table:
-    """Columns without lines, two spaces apart."""
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+def show(parts: Iterable[RenderableType], output_file: Path | None = None) -> None:
+    """Print parts one below the other; what is piped or written is plain text of 80 columns."""
+    if output_file is None and sys.stdout.isatty():
+        screen = Console(highlight=False)
+        for part in parts:
+            screen.print(part)
+        return
+    text = io.StringIO()
+    page = Console(file=text, highlight=False, width=WIDTH_WHEN_PIPED, color_system=None)
+    for part in parts:
+        page.print(part)
+    emit(re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE).encode(), output_file)
 
 
-def module_tree(hierarchy: Sidecar) -> Table:
-    """The shown modules as a tree with their node counts; equal siblings in a row are drawn once."""
-    children = _shown_children(hierarchy.modules)
-    table = plain_table()
-    table.add_column("module", no_wrap=True, overflow="ellipsis")
-    table.add_column("nodes", justify="right", no_wrap=True, min_width=5)
-    table.add_column("status", no_wrap=True, min_width=8)
+def emit(data: bytes, output_file: Path | None = None) -> None:
+    """Data for programs: to stdout, or to a file."""
+    if output_file is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    else:
+        write(data, output_file)
 
-    def add(path: str, label: str, lead: str, branch: str) -> None:
-        record = hierarchy.modules[path]
-        table.add_row(Text(lead + branch + label), str(record.nodes), "" if record.status == "nodes" else record.status)
-        below = lead + {"": "", "├── ": "│   ", "└── ": "    "}[branch]
-        groups = _equal_runs(children[path], hierarchy.modules, children)
-        for place, group in enumerate(groups):
-            add(group[0], _label(group, hierarchy.modules), below, "└── " if place == len(groups) - 1 else "├── ")
 
-    add("", _label([""], hierarchy.modules), "", "")
+def write(data: bytes, path: Path) -> None:
+    """A whole file or none."""
+    check_target(path, suffix="")
+    with staging(path.parent) as stage:
+        stage.place(stage.write("output", [data]), path.name)
+        stage.commit()
+    note(f"wrote {path}")
+
+
+def plain_table(titles: dict[str, bool], rows: Iterable[Sequence[str]]) -> Table:
+    """Columns without lines, two spaces apart; `titles` tells which hold numbers.
+
+    Where the screen is too narrow, the first column that holds text is cut. A column without content is left out.
+    """
+    rows = [[visible(cell) for cell in row] for row in rows]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    kept = [place for place in range(len(titles)) if any(row[place] for row in rows)]
+    shrinks = next((place for place in kept if not list(titles.values())[place]), None)
+    for place, (title, is_number) in enumerate(titles.items()):
+        if place in kept:
+            widest = max(len(title), *(len(row[place]) for row in rows))
+            table.add_column(
+                title,
+                justify="right" if is_number else "left",
+                no_wrap=True,
+                overflow="ellipsis",
+                min_width=None if place == shrinks else widest,
+            )
+    for row in rows:
+        table.add_row(*(Text(row[place]) for place in kept))
     return table
 
 
-def _shown_children(modules: dict[str, ModuleRecord]) -> dict[str, list[str]]:
-    """The shown modules directly below each shown one, in the order of execution."""
-    by_tag = {record.tag: path for path, record in modules.items() if record.tag is not None}
-    children: dict[str, list[str]] = {path: [] for path in by_tag.values()}
-    last = len(modules)
-    for path in sorted(by_tag.values(), key=lambda p: (_order(modules[p], last), p)):
-        tag = modules[path].tag or ""
-        parent = by_tag.get(tag.rpartition("/")[0])
-        if parent is not None:
-            children[parent].append(path)
-    return children
+def line(text: str, indent: int = 0) -> RenderableType:
+    """A paragraph that is wrapped at words, its further lines indented a little more than its first."""
+    return _Paragraph(visible(text), " " * indent)
 
 
-def _order(record: ModuleRecord, last: int) -> int:
-    return last if record.execution_order is None else record.execution_order
+class _Paragraph:
+    def __init__(self, text: str, indent: str) -> None:
+        self._text = text
+        self._indent = indent
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = textwrap.wrap(
+            self._text,
+            options.max_width,
+            initial_indent=self._indent,
+            subsequent_indent=f"{self._indent}    ",
+            break_on_hyphens=False,
+        )
+        yield Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
-def _equal_runs(paths: list[str], modules: dict[str, ModuleRecord], children: dict[str, list[str]]) -> list[list[str]]:
-    """Numbered siblings in a row that have the same class, node count and subtree, as groups."""
-    runs: list[list[str]] = []
-    previous: tuple[object, ...] | None = None
-    for path in paths:
-        numbered = path.rpartition(".")[2].isdecimal()
-        signature = _signature(path, modules, children) if numbered else None
-        if signature is not None and signature == previous:
-            runs[-1].append(path)
-        else:
-            runs.append([path])
-        previous = signature
-    return runs
+def size(count: int) -> str:
+    """Bytes for people."""
+    power = min(max(count.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {_UNITS[power]}"
 
 
-def _signature(path: str, modules: dict[str, ModuleRecord], children: dict[str, list[str]]) -> tuple[object, ...]:
-    record = modules[path]
-    return (record.class_, record.status, record.nodes, *(_signature(p, modules, children) for p in children[path]))
+def listed(names: Iterable[str], most: int | None = None) -> str:
+    """Names in one line, the first ones if there are many."""
+    names = list(names)
+    more = "" if most is None or len(names) <= most else f", and {len(names) - most} more"
+    return ", ".join(name or "(root)" for name in names[:most]) + more
 
 
-def _label(group: list[str], modules: dict[str, ModuleRecord]) -> str:
-    names = [(modules[path].tag or "").rpartition("/")[2] for path in (group[0], group[-1])]
-    if len(group) == 1:
-        return names[0]
-    return f"{names[0]} … {names[1]}  x{len(group)}"
+def counted(counts: dict[str, int], most: int | None = None) -> str:
+    """Names with their counts, in one line."""
+    return listed((f"{name} {count}" for name, count in counts.items()), most)
+
+
+def tensor(info: TensorInfo) -> str:
+    """A tensor's name, type and shape."""
+    return f"{info.name} {info.dtype}[{','.join('?' if dim is None else str(dim) for dim in info.shape)}]"
+
+
+def plural(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -64,14 +64,14 @@ def _same_device(first: Path, second: Path) -> bool:
     return first.stat().st_dev == second.stat().st_dev
 
 
-def check_target(output_path: object) -> Path:
-    """The path of a model to write, if one can be written there."""
+def check_target(output_path: object, suffix: str = ".onnx") -> Path:
+    """The path of a file to write, if one with this ending can be written there."""
     if not isinstance(output_path, str | os.PathLike):
         raise ArgumentTypeError(f"the output path is a {type(output_path).__name__}", hint="pass a path such as m.onnx")
     target = Path(output_path)
-    if target.suffix != ".onnx":
-        hint = "name it, for example, model.onnx"
-        raise ArgumentError(f"the output {target.name!r} does not end in .onnx", hint=hint)
+    if suffix and target.suffix != suffix:
+        hint = f"name it, for example, model{suffix}"
+        raise ArgumentError(f"the output {target.name!r} does not end in {suffix}", hint=hint)
     if not target.parent.is_dir():
         raise ArgumentError(f"the folder {target.parent} does not exist", hint="create it, or choose another output")
     if target.is_dir():

@@ -1,0 +1,203 @@
+"""`modelexport analyze`: what is in a file, module by module."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import RenderableType
+
+from modelexport.analysis.analyze import Analysis, ModuleFacts, analyze
+from modelexport.cli.render import (
+    counted,
+    emit,
+    line,
+    listed,
+    plain_table,
+    plural,
+    show,
+    size,
+    tensor,
+    waiting,
+)
+from modelexport.cli.summary import module_tree, status_text
+
+_BAR = 10
+_LARGEST = 8
+_MOST = 12
+
+
+@click.command("analyze")
+@click.argument("onnx", type=click.Path(path_type=Path))
+@click.option(
+    "--output-format",
+    type=click.Choice(["summary", "detailed", "json", "csv"]),
+    default="summary",
+    show_default=True,
+    help="summary and detailed are for people, json and csv are complete.",
+)
+@click.option("--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout.")
+@click.option(
+    "--filter-tag", metavar="TEXT", help="Only a tag and those below it, a glob, a module path, or auxiliary nodes."
+)
+def analyze_command(onnx: Path, output_format: str, output_file: Path | None, filter_tag: str | None) -> None:
+    """Show what is in ONNX: nodes, tags and weights of each module, and on what evidence.
+
+    Weights are not read; a data file may be missing. A file without tags is shown as far as it goes.
+
+    \b
+    Examples:
+      modelexport analyze bert.onnx
+      modelexport analyze bert.onnx --filter-tag encoder.layer.0 --output-format detailed
+      modelexport analyze bert.onnx --filter-tag '*/LayerNorm' --output-format csv
+    """
+    with waiting(f"read {onnx.name}"):
+        result = analyze(onnx, filter_tag)
+    if output_format == "json":
+        emit(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n", output_file)
+    elif output_format == "csv":
+        emit(_csv(result).encode(), output_file)
+    else:
+        show(_view(result, detailed=output_format == "detailed"), output_file)
+
+
+def _view(result: Analysis, detailed: bool) -> Iterator[RenderableType]:
+    yield from _header(result)
+    if _is_empty(result):
+        yield from _nothing(result)
+        return
+    if result.modules:
+        yield from _tree(result)
+        yield from _largest(result)
+    yield from _details(result) if detailed else _leftovers(result)
+
+
+def _is_empty(result: Analysis) -> bool:
+    """Whether nothing matches what was asked for."""
+    return result.filter is not None and not (result.modules or result.nodes)
+
+
+def _header(result: Analysis) -> Iterator[RenderableType]:
+    file, totals = result.file, result.totals
+    yield line(f"{file.file}: {file.class_ or 'no tags; what follows is all that the file tells'}")
+    opsets = counted(file.opset)
+    by = f"strategy {file.strategy}, exporter {file.exporter}, " if file.strategy else ""
+    yield line(f"{by}opset {opsets}, IR {file.ir_version}", 2)
+    if file.map_source == "sidecar":
+        yield line("the file carries no tags; the map is the sidecar's", 2)
+    yield line(f"inputs  {', '.join(map(tensor, file.inputs)) or 'none'}", 2)
+    yield line(f"outputs {', '.join(map(tensor, file.outputs)) or 'none'}", 2)
+    for dropped in file.dropped_outputs:
+        yield line(f"dropped {dropped}", 2)
+    if _is_empty(result):
+        return
+    if result.filter is not None:
+        yield line(f"only {result.filter}", 2)
+    if file.tagged:
+        evidence = f" ({', '.join(f'{count} by {name}' for name, count in result.by_method.items())})"
+        told = f"{totals.tagged_nodes} of {plural(totals.nodes, 'node')} tagged{evidence if result.by_method else ''}"
+        yield line(f"{told}, {plural(totals.tags, 'tag')}, {totals.auxiliary_nodes} auxiliary", 2)
+        yield line(f"{plural(totals.modules, 'module')}: {status_text(result.by_status)}", 2)
+    else:
+        yield line(plural(totals.nodes, "node"), 2)
+    where = ", ".join(f"{data.name}{'' if data.present else ' (missing)'}" for data in file.data_files)
+    yield line(f"{totals.parameters:,} parameters, {size(totals.bytes)}{f' in {where}' if where else ''}", 2)
+    if result.by_operator:
+        yield line(f"operators {counted(result.by_operator, _MOST)}", 2)
+    if result.by_depth:
+        yield line(f"depth     {', '.join(f'{depth}: {count}' for depth, count in result.by_depth.items())}", 2)
+
+
+def _nothing(result: Analysis) -> Iterator[RenderableType]:
+    yield ""
+    if not result.file.tagged:
+        yield line(f"The file has no tags, so nothing can match {result.filter!r}; export it with modelexport first.")
+        return
+    yield line(f"Nothing matches {result.filter!r}. The nearest tags:")
+    for tag in result.suggestions:
+        yield line(tag, 2)
+
+
+def _tree(result: Analysis) -> Iterator[RenderableType]:
+    facts = {module.module: module for module in result.modules}
+    if not any(module.tag for module in result.modules):
+        return
+    yield ""
+    yield from module_tree(
+        facts,
+        nodes=lambda path: str(facts[path].nodes),
+        share=lambda path: _bar(facts[path].nodes, result.totals.nodes),
+        parameters=lambda path: f"{facts[path].parameters:,}" if facts[path].parameters else "",
+        status=lambda path: "" if facts[path].status == "nodes" else facts[path].status,
+    )
+
+
+def _bar(part: int, whole: int) -> str:
+    filled = round(_BAR * part / whole) if whole else 0
+    return "█" * filled + "░" * (_BAR - filled) + (f" {part / whole:4.0%}" if whole else "")
+
+
+def _largest(result: Analysis) -> Iterator[RenderableType]:
+    """The modules, shown or hidden, with the most weights of their own."""
+    heavy = sorted((m for m in result.modules if m.own_bytes), key=lambda m: (-m.own_bytes, m.module))[:_LARGEST]
+    if not heavy:
+        return
+    yield ""
+    titles = {"largest modules": False, "class": False, "parameters": True, "size": True}
+    yield plain_table(
+        titles, [(m.module or "(root)", _class_name(m), f"{m.own_parameters:,}", size(m.own_bytes)) for m in heavy]
+    )
+
+
+def _class_name(module: ModuleFacts) -> str:
+    return module.class_.rpartition(".")[2]
+
+
+def _leftovers(result: Analysis) -> Iterator[RenderableType]:
+    for word, paths in (("absorbed", result.absorbed), ("unused", result.unused)):
+        if paths:
+            yield ""
+            yield line(f"{word}: {listed(paths, _MOST)}")
+
+
+def _details(result: Analysis) -> Iterator[RenderableType]:
+    """Every module with its operators and the tensors that cross its border."""
+    for module in result.modules:
+        yield ""
+        status = "" if module.status == "nodes" else f", {module.status}"
+        calls = f", {module.calls} calls" if module.calls > 1 else ""
+        yield line(f"{module.module or '(root)'}  {_class_name(module)}{status}{calls}")
+        if module.tag is not None:
+            yield line(f"tag       {module.tag}", 2)
+        if module.nodes:
+            own = "" if module.own_nodes == module.nodes else f", {module.own_nodes} its own"
+            yield line(f"nodes     {module.nodes}{own}: {counted(module.operators)}", 2)
+        if module.parameters:
+            yield line(f"weights   {module.parameters:,} parameters, {size(module.bytes)}", 2)
+        for word, names in (("reads    ", module.inputs), ("gives    ", module.outputs)):
+            if names:
+                yield line(f"{word} {listed(names, _MOST)}", 2)
+    if not result.modules:
+        yield ""
+        yield line(f"operators {counted(result.by_operator)}")
+
+
+_COLUMNS = (
+    "kind", "tag", "module", "class", "status", "depth", "calls", "call", "method", "node", "name", "op_type", "domain",
+    "nodes", "own_nodes", "parameters", "bytes",
+)  # fmt: skip
+
+
+def _csv(result: Analysis) -> str:
+    """A row for every module and every node; `kind` tells which."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for kind, facts in (("module", result.modules), ("node", result.nodes)):
+        for row in facts:
+            writer.writerow({"kind": kind, **msgspec.to_builtins(row)})
+    return text.getvalue()

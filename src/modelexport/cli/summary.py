@@ -1,0 +1,60 @@
+"""The closing summary of an export, and the module tree with its counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from rich.console import RenderableType
+
+from modelexport.analysis.outline import TreeModule, outline
+from modelexport.cli.render import line, note, plain_table, show
+from modelexport.report import ExportReport
+
+STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
+MOST_LINES = 60
+"""A tree on a screen has no more lines than this."""
+_NUMBERS = {"nodes", "parameters", "size"}
+
+
+def show_summary(report: ExportReport, verbose: bool = False) -> None:
+    if report.fallback_reason is not None:
+        note(f"note: dynamo could not export this model ({report.fallback_reason}); {report.exporter} was used")
+    for dropped in report.dropped_outputs:
+        note(f"note: output dropped, not a tensor: {dropped}")
+    show(_summary(report, verbose))
+
+
+def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
+    hierarchy = report.hierarchy
+    statistics = hierarchy.statistics
+    methods = ", ".join(f"{count} by {method}" for method, count in statistics.methods.items())
+    yield line(f"{report.onnx_path}: {hierarchy.model.class_}")
+    yield line(f"strategy {report.strategy}, exporter {report.exporter}, opset {hierarchy.model.opset}", 2)
+    yield line(f"{statistics.tagged_nodes} of {statistics.nodes} nodes tagged ({methods}), {statistics.tags} tags", 2)
+    yield line(f"{statistics.modules} modules: {status_text(statistics.module_status)}", 2)
+    yield line(f"sidecar {report.sidecar_path.name}", 2)
+    if report.report_path is not None:
+        yield line(f"report {report.report_path.name}", 2)
+    if verbose:
+        for step, seconds in report.timings.items():
+            yield line(f"{seconds:8.3f} s  {step}", 2)
+    yield ""
+    yield from module_tree(
+        hierarchy.modules,
+        nodes=lambda path: str(hierarchy.modules[path].nodes),
+        status=lambda path: "" if hierarchy.modules[path].status == "nodes" else hierarchy.modules[path].status,
+    )
+
+
+def status_text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{counts.get(key, 0)} {text}" for key, text in STATUS_TEXT.items())
+
+
+def module_tree(modules: Mapping[str, TreeModule], **columns: Callable[[str], str]) -> Iterator[RenderableType]:
+    """The shown modules as a tree, with columns that tell something of each; equal siblings are drawn once."""
+    lines = outline(modules, MOST_LINES)
+    titles = {"module": False, **{title: title in _NUMBERS for title in columns}}
+    yield plain_table(titles, [(drawn.text, *(told(drawn.paths[0]) for told in columns.values())) for drawn in lines])
+    left_out = len(outline(modules)) - len(lines)
+    if left_out:
+        yield line(f"… and {left_out:,} lines more, on deeper levels")
