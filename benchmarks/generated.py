@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from modelexport.graph import flatten
-from modelexport.tagged.build import HierarchyMap, all_tags, complete, tagged_pieces, tensor_infos
+from modelexport.tagged.build import HierarchyMap, all_tags, complete, consumer_tags, tagged_pieces, tensor_infos
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.sidecar import ExportRecord, ModelRecord, ModuleRecord, encode_sidecar, sidecar_path
 
@@ -61,10 +61,11 @@ def _branch(b: _Builder, block: str, number: int, x: str) -> str:
     linear = b.module(path, "linear", "torch.nn.modules.linear.Linear")
     x = b.node(linear, "MatMul", x, b.weight(f"{linear}.weight", WIDTH, WIDTH))
     x = b.node(linear, "Add", x, b.weight(f"{linear}.bias", WIDTH))
-    for _ in range(4):
+    for turn in range(4):
         x = b.node(path, "Mul", x, b.constant(path))
-        x = b.node(path, "Softmax", x, axis=1)
-        x = b.node(path, "Relu", x)
+        x = b.node(path, "Softmax", x, axis=1) if turn % 2 else b.node(path, "Relu", x)
+    x = b.node(path, "Softmax", x, axis=1)
+    x = b.node(path, "Relu", x)
     x = b.node(path, "Transpose", x, perm=[1, 0])
     return b.node(path, "Transpose", x, perm=[1, 0])
 
@@ -105,10 +106,11 @@ def _map(b: _Builder, model: onnx.ModelProto) -> HierarchyMap:
     flat = flatten(model)
     tags = _tags(b)
     primary = [tags[path] for path in b.made_by]
+    consumers = consumer_tags(flat, primary)
     node_tags = []
-    for index, path in enumerate(b.made_by):
-        told = all_tags(flat, primary, index, primary[index])
-        node_tags.append(NodeTag(told, primary[index], len(told), "scope", path))
+    for node, path, tag in zip(flat.nodes, b.made_by, primary, strict=True):
+        told = all_tags(node, tag, consumers)
+        node_tags.append(NodeTag(told, tag, len(told), "scope", path))
     counts = dict.fromkeys(b.children, 0)
     for path in b.made_by:
         while True:

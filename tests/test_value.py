@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import modelexport
-from modelexport.graph import bodies
+from modelexport.graph import nested_graphs
 from proof import check_map, plain_export, prove, pytorch_values, strip_bytes, value_test
 from zoo import TORCH_CANNOT, ZOO, distinct
 
@@ -30,7 +30,7 @@ def unnumbered(data: bytes) -> bytes:
     pending = [model.graph]
     while pending:
         for node in pending.pop().node:
-            pending.extend(body for _, body in bodies(node))
+            pending.extend(body for _, body in nested_graphs(node.attribute))
             for entry in node.metadata_props:
                 entry.value = GENERATED.sub(b"", entry.value.encode()).decode()
     return model.SerializeToString()

@@ -19,20 +19,22 @@ def attribute_digests(graph: Graph) -> list[str | None]:
 
     Nested bodies and the names of tensors are left out.
     """
-    known: dict[tuple[bytes, ...], str] = {}  # most nodes say what others said before
-    digests: list[str | None] = []
-    for proto in graph.protos:
-        found = proto.attribute
-        if not found:
-            digests.append(None)
-            continue
-        stored = tuple([attribute.SerializeToString() for attribute in found])
+    known: dict[bytes, str] = {}  # most nodes say what others said before
+    digests: list[str | None] = [None] * len(graph.nodes)
+    protos = graph.protos
+    for index in graph.attributed:
+        found = protos[index].attribute
+        stored = (
+            found[0].SerializeToString()
+            if len(found) == 1
+            else b"\0".join([attribute.SerializeToString() for attribute in found])
+        )
         digest = known.get(stored)
         if digest is None:
             said = sorted([_attribute(attribute) for attribute in found])
             whole = b"".join([len(part).to_bytes(8, "little") + part for part in said])
             digest = known[stored] = hashlib.blake2b(whole, digest_size=16).hexdigest()
-        digests.append(digest)
+        digests[index] = digest
     return digests
 
 

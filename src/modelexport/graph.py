@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import onnx
+
+_GRAPH, _GRAPHS = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
@@ -41,14 +43,15 @@ class Body(msgspec.Struct, frozen=True, gc=False):
 class Graph:
     """The nodes in the order of the file (a node before those in its bodies), and who reads what.
 
-    `protos` has the protobuf node of each, `bodies` what is nested in a node, by its index, and
-    `functions` the local functions.
+    `protos` has the protobuf node of each, `attributed` the indices of those with attributes, `bodies` what
+    is nested in a node, by its index, and `functions` the local functions.
     """
 
     def __init__(
         self,
         nodes: list[Node],
         protos: list[onnx.NodeProto],
+        attributed: list[int],
         bodies: dict[int, list[Body]],
         functions: dict[str, Body],
         inputs: Sequence[str],
@@ -57,6 +60,7 @@ class Graph:
     ) -> None:
         self.nodes = nodes
         self.protos = protos
+        self.attributed = attributed
         self.bodies = bodies
         self.functions = functions
         self.inputs = list(inputs)
@@ -105,14 +109,14 @@ def function_key(domain: str, name: str) -> str:
 
 def flatten(model: onnx.ModelProto) -> Graph:
     """Lay a model flat. Only names are read, so weights may be absent."""
-    builder = _Builder(model)
+    b = _Builder(model)
     main = model.graph
     initializers = [tensor.name for tensor in main.initializer]
     initializers += [sparse.values.name for sparse in main.sparse_initializer]
     weights = set(initializers)
     inputs = [value.name for value in main.input if value.name not in weights]
     outputs = [value.name for value in main.output]
-    return Graph(builder.nodes, builder.protos, builder.bodies, builder.functions, inputs, outputs, initializers)
+    return Graph(b.nodes, b.protos, b.attributed, b.bodies, b.functions, inputs, outputs, initializers)
 
 
 _Scopes = list[dict[str, str]]
@@ -123,6 +127,7 @@ class _Builder:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.nodes: list[Node] = []
         self.protos: list[onnx.NodeProto] = []
+        self.attributed: list[int] = []
         self.bodies: dict[int, list[Body]] = {}
         self.functions: dict[str, Body] = {}
         self._called = {function_key(f.domain, f.name) for f in model.functions}
@@ -159,8 +164,10 @@ class _Builder:
             index = len(self.nodes)
             self.nodes.append(Node(key, node.name, op_type, domain, inputs, outputs, enclosing, function, called, gaps))
             self.protos.append(node)
-            if node.attribute:
-                for label, body in bodies(node):
+            attributes = node.attribute
+            if attributes:
+                self.attributed.append(index)
+                for label, body in nested_graphs(attributes):
                     self._add_body(index, label, body, f"{key}/{label}/", scopes, function)
 
     def _add_body(
@@ -190,11 +197,13 @@ def _resolve(name: str, scopes: _Scopes) -> str:
     return name
 
 
-def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+def nested_graphs(attributes: Iterable[onnx.AttributeProto]) -> list[tuple[str, onnx.GraphProto]]:
     """The graphs nested in a node, each with the name of its attribute."""
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.name, attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            for position, graph in enumerate(attribute.graphs):
-                yield f"{attribute.name}.{position}", graph
+    found = []
+    for attribute in attributes:
+        kind = attribute.type
+        if kind == _GRAPH:
+            found.append((attribute.name, attribute.g))
+        elif kind == _GRAPHS:
+            found += [(f"{attribute.name}.{place}", graph) for place, graph in enumerate(attribute.graphs)]
+    return found

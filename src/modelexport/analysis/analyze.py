@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -260,21 +260,26 @@ class _Analyzer:
                     bytes=sizes[path],
                     own_parameters=own_parameters[path],
                     own_bytes=own_sizes[path],
-                    operators=_ranked(operators.get(path, Counter())),
+                    operators=_ranked(operators.get(path, {})),
                     inputs=tuple(borders.inputs.get(path, ())),
                     outputs=tuple(borders.outputs.get(path, ())),
                 )
             )
         return tuple(facts)
 
-    def operators(self) -> dict[str, Counter[str]]:
-        own: Counter[tuple[str, str]] = Counter(
-            (tag.hierarchy_module, self.model.graph.nodes[index].op_type) for index, tag in self.chosen_tags()
-        )
-        whole: dict[str, Counter[str]] = {}
+    def operators(self) -> dict[str, dict[str, int]]:
+        own: dict[tuple[str, str], int] = {}
+        nodes = self.model.graph.nodes
+        for index, tag in self.chosen_tags():
+            key = (tag.hierarchy_module, nodes[index].op_type)
+            own[key] = own.get(key, 0) + 1
+        whole: dict[str, dict[str, int]] = {}
         for (path, op_type), count in own.items():
             for above in self.lineage.of(path):
-                whole.setdefault(above, Counter())[op_type] += count
+                counts = whole.get(above)
+                if counts is None:
+                    counts = whole[above] = {}
+                counts[op_type] = counts.get(op_type, 0) + count
         return whole
 
     def module_weights(self) -> tuple[Counter[str], Counter[str]]:
@@ -294,6 +299,6 @@ class _Analyzer:
         return next((record.tag for record in records if record is not None and record.tag is not None), None)
 
 
-def _ranked(counts: Counter[str]) -> dict[str, int]:
+def _ranked(counts: Mapping[str, int]) -> dict[str, int]:
     """Largest first; equal ones by name."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +13,7 @@ from modelexport.errors import FormatError
 from modelexport.fingerprint import topology_digest, work_digests
 from modelexport.graph import Graph, Node
 from modelexport.hierarchy.tree import join
-from modelexport.tagged.build import all_tags, expected_hierarchy, statistics, tensor_infos, tensor_records
+from modelexport.tagged.build import all_tags, consumer_tags, expected_hierarchy, statistics, tensor_infos
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.model import TaggedModel, recorded_tags
 from modelexport.tagged.sidecar import FORMAT, Embedded, ModuleRecord, NodeRecord, Sidecar, sidecar_path
@@ -33,21 +34,24 @@ class Story:
         self.source: Embedded | Sidecar | None = self.embedded or self.sidecar
         self.modules: dict[str, ModuleRecord] = {} if self.source is None else self.source.modules
         self.lineage = Lineage(self.modules)
-        self.recorded = None if self.sidecar is None else recorded_tags(model.graph, self.sidecar)
-        self.believes_sidecar = self.recorded is not None and (
-            self._counts_fit(self.recorded) or not self._counts_fit(model.tags)
-        )
-        self.tags = self.recorded if self.recorded is not None and self.believes_sidecar else model.tags
+        self.recorded = None if self.sidecar is None else recorded_tags(model.graph, self.sidecar, model.tags)
+        self.tags = model.tags if self.recorded is None or self._believes_nodes(self.recorded) else self.recorded
         self.primary = [None if tag is None else tag.hierarchy_path for tag in self.tags]
+        self.consumers = consumer_tags(model.graph, self.primary)
 
     @property
     def sidecar_name(self) -> str:
         return sidecar_path(self.model.path).name
 
-    def counts(self, tags: Sequence[NodeTag | None] | None = None) -> Counter[str]:
-        """The nodes of each module with everything below it, by these tags or the believed ones."""
-        own = Counter(tag.hierarchy_module for tag in tags or self.tags if tag is not None)
-        return totals(own, self.lineage)
+    def counts(self, tags: Sequence[NodeTag | None]) -> Counter[str]:
+        """The nodes of each module with everything below it, by these tags."""
+        return totals(Counter(tag.hierarchy_module for tag in tags if tag is not None), self.lineage)
+
+    def _believes_nodes(self, recorded: Sequence[NodeTag | None]) -> bool:
+        """Whether the nodes' own tags fit the module records where those in the sidecar do not."""
+        if all(map(operator.is_, recorded, self.model.tags)):
+            return True
+        return not self._counts_fit(recorded) and self._counts_fit(self.model.tags)
 
     def carried_tags(self) -> dict[str, str]:
         """For every module its own tag, or that of the nearest shown module above it."""
@@ -108,7 +112,7 @@ def check_consistency(story: Story) -> list[Finding]:
     topology = Topology(story)
     found = [*story.findings, *_check_modules(story), *topology.findings, *_check_tags(story, topology.moved)]
     if story.sidecar is not None:
-        found += _check_sidecar(story, story.sidecar, topology)
+        found += _check_sidecar(story, story.sidecar, topology.moved)
     return found
 
 
@@ -122,7 +126,7 @@ def _check_modules(story: Story) -> Iterator[Finding]:
     modules = story.modules
     children = {join(path, child) for path, record in modules.items() for child in record.children}
     tags = {record.tag for record in modules.values()}
-    counts = story.counts()
+    counts = story.counts(story.tags)
     for path, record in modules.items():
         if path and path not in children:
             yield finding(Code.PARENT_MISSING, path, "no module names it as a child")
@@ -197,25 +201,23 @@ class Topology:
 
 def _check_tags(story: Story, moved: set[str]) -> Iterator[Finding]:
     """Each node's own tag against the module tree, the believed tag and the consumers in the graph."""
-    graph = story.model.graph
     carried = story.carried_tags()
     known = set(carried.values())
-    for index, (node, tag) in enumerate(story.model.items()):
-        believed = story.tags[index]
+    for (node, tag), believed in zip(story.model.items(), story.tags, strict=True):
         if tag is None or believed is None:
             continue
         if tag.hierarchy_path not in known:
             yield finding(Code.TAG_UNKNOWN, node.key, f"no module has the tag {tag.hierarchy_path}")
-        elif _told(tag) != _told(believed):
+        elif tag is not believed and _told(tag) != _told(believed):
             where = f"{tag.hierarchy_path} ({tag.hierarchy_module or 'the root'})"
             right = f"{believed.hierarchy_path} ({believed.hierarchy_module or 'the root'})"
             yield finding(Code.TAG_WRONG, node.key, f"its tag says {where}; recorded is {right}")
         elif carried.get(tag.hierarchy_module) != tag.hierarchy_path:
             told = f"its tag is {tag.hierarchy_path}, which is not that of its module {tag.hierarchy_module!r}"
             yield finding(Code.TAG_WRONG, node.key, told)
-        elif moved.isdisjoint(node.outputs):
-            expected = all_tags(graph, story.primary, index, tag.hierarchy_path)
-            if tag.hierarchy_tags != expected:
+        else:
+            expected = all_tags(node, tag.hierarchy_path, story.consumers)
+            if tag.hierarchy_tags != expected and moved.isdisjoint(node.outputs):
                 told = f"its consumers are in {_listed(expected[1:])}, its tags name {_listed(tag.hierarchy_tags[1:])}"
                 yield finding(Code.CONSUMERS_WRONG, node.key, told)
 
@@ -228,7 +230,7 @@ def _listed(tags: Sequence[str]) -> str:
     return ", ".join(tags) or "no other module"
 
 
-def _check_sidecar(story: Story, sidecar: Sidecar, topology: Topology) -> Iterator[Finding]:
+def _check_sidecar(story: Story, sidecar: Sidecar, moved: set[str]) -> Iterator[Finding]:
     """The sidecar's own tables against the file."""
     graph = story.model.graph
     if story.embedded is not None and sidecar.modules != story.embedded.modules:
@@ -239,19 +241,34 @@ def _check_sidecar(story: Story, sidecar: Sidecar, topology: Topology) -> Iterat
         ]
         for path in differing:
             yield finding(Code.METADATA_DISAGREES, path, "the sidecar and the file record this module differently")
-    for index, node in enumerate(graph.nodes):
-        record, tag = sidecar.nodes.get(node.key), story.tags[index]
-        if record is None or tag is None or not topology.moved.isdisjoint(node.outputs):
+    for node, own, recorded, tag in zip(graph.nodes, story.model.tags, story.recorded or (), story.tags, strict=True):
+        if recorded is None or tag is None or recorded is own or not moved.isdisjoint(node.outputs):
             continue
-        if (record.tag, record.module) != (tag.hierarchy_path, tag.hierarchy_module):
-            yield finding(Code.SIDECAR_WRONG, node.key, f"the sidecar says {record.tag}, the file {tag.hierarchy_path}")
-        elif record.tags != all_tags(graph, story.primary, index, tag.hierarchy_path):
+        if (recorded.hierarchy_path, recorded.hierarchy_module) != (tag.hierarchy_path, tag.hierarchy_module):
+            told = f"the sidecar says {recorded.hierarchy_path}, the file {tag.hierarchy_path}"
+            yield finding(Code.SIDECAR_WRONG, node.key, told)
+        elif recorded.hierarchy_tags != all_tags(node, tag.hierarchy_path, story.consumers):
             yield finding(Code.SIDECAR_WRONG, node.key, "the tags in its record are not those of its consumers")
-    recomputed = tensor_records(graph, story.primary)
-    if sidecar.tensors != recomputed:
-        for name in sorted({**sidecar.tensors, **recomputed}):
-            if sidecar.tensors.get(name) != recomputed.get(name) and name not in topology.moved:
-                yield finding(Code.TENSOR_WRONG, name, "the sidecar's producer or consumers are not those in the graph")
+    for name in _wrong_tensors(story, sidecar):
+        if name not in moved:
+            yield finding(Code.TENSOR_WRONG, name, "the sidecar's producer or consumers are not those in the graph")
     counted = statistics(sidecar.nodes, sidecar.modules, len(sidecar.tensors), sidecar.statistics.topology)
     if sidecar.statistics != counted:
         yield finding(Code.SIDECAR_WRONG, story.sidecar_name, "its statistics are not those of its own records")
+
+
+def _wrong_tensors(story: Story, sidecar: Sidecar) -> list[str]:
+    """The tensors that the sidecar leaves out, makes up, or gives another producer or other consumers."""
+    graph, primary, consumers = story.model.graph, story.primary, story.consumers
+    producers, recorded = graph.producer, sidecar.tensors
+    wrong = [name for name in graph.tensors() if name not in recorded]
+    leaves = {*graph.inputs, *graph.initializers}
+    for name, record in recorded.items():
+        index = producers.get(name)
+        if index is None:
+            right = name in leaves and record.producer is None
+        else:
+            right = record.producer == primary[index]
+        if not right or record.consumers != consumers.get(name, ()):
+            wrong.append(name)
+    return wrong

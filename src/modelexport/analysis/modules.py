@@ -42,11 +42,11 @@ class Lineage:
 
 def totals(own: Mapping[str, int], lineage: Lineage) -> Counter[str]:
     """For each module the sum over itself and everything below it."""
-    whole: Counter[str] = Counter()
+    whole: dict[str, int] = {}
     for path, count in own.items():
         for above in lineage.of(path):
-            whole[above] += count
-    return whole
+            whole[above] = whole.get(above, 0) + count
+    return Counter(whole)
 
 
 def weight_owners(graph: Graph, tags: Sequence[NodeTag | None], lineage: Lineage) -> dict[str, str | None]:

@@ -117,7 +117,7 @@ class _Plan:
                 tags.append(old)
                 continue
             if moved.isdisjoint(node.outputs) and all(certain[reader] for reader in graph.readers(index)):
-                told = all_tags(graph, story.primary, index, tag.hierarchy_path)
+                told = all_tags(node, tag.hierarchy_path, story.consumers)
                 tag = msgspec.structs.replace(tag, hierarchy_tags=told, hierarchy_count=len(told))
             doc = self.docs.get(node.key)
             tags.append(tag if tag.doc == doc else msgspec.structs.replace(tag, doc=doc))

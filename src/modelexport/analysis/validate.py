@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -78,21 +79,24 @@ def _check_metadata(model: TaggedModel) -> Iterator[Finding]:
 
 def _check_format(model: TaggedModel) -> Iterator[Finding]:
     """Each doc_string by itself."""
-    for node, tag, proto in zip(model.graph.nodes, model.tags, model.graph.protos, strict=True):
+    judge = functools.cache(_format_problem)  # the nodes of one module mostly say the same
+    for index, (node, tag) in enumerate(model.items()):
         if tag is None:
-            if codec.looks_like_tag(proto.doc_string):
+            if codec.looks_like_tag(model.graph.protos[index].doc_string):
                 yield finding(Code.DOC_MALFORMED, node.key, "its doc_string is a broken tag")
-        elif tag.hierarchy_count != len(tag.hierarchy_tags):
-            told = f"hierarchy_count is {tag.hierarchy_count}, and there are {len(tag.hierarchy_tags)} tags"
-            yield finding(Code.COUNT_WRONG, node.key, told)
-        elif not _well_formed(tag):
-            told = f"{tag.hierarchy_path!r} is not a tag, or not the first of the node's tags"
-            yield finding(Code.TAG_FORMAT, node.key, told)
+        elif (problem := judge(tag)) is not None:
+            code, told = problem
+            yield finding(code, node.key, told)
 
 
-def _well_formed(tag: codec.NodeTag) -> bool:
+def _format_problem(tag: codec.NodeTag) -> tuple[Code, str] | None:
+    if tag.hierarchy_count != len(tag.hierarchy_tags):
+        told = f"hierarchy_count is {tag.hierarchy_count}, and there are {len(tag.hierarchy_tags)} tags"
+        return Code.COUNT_WRONG, told
     path = tag.hierarchy_path
-    return tag.hierarchy_tags[:1] == (path,) and path[:1] == "/" and len(path.split()) == 1
+    if tag.hierarchy_tags[:1] != (path,) or path[:1] != "/" or len(path.split()) != 1:
+        return Code.TAG_FORMAT, f"{path!r} is not a tag, or not the first of the node's tags"
+    return None
 
 
 def _check_coverage(model: TaggedModel, story: Story | None) -> Iterator[Finding]:

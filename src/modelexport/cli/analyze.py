@@ -98,9 +98,9 @@ def _header(result: Analysis) -> Iterator[RenderableType]:
     if result.filter is not None:
         yield line(f"only {result.filter}", 2)
     if file.tagged:
-        evidence = f" ({', '.join(f'{count} by {name}' for name, count in result.by_method.items())})"
-        told = f"{totals.tagged_nodes} of {plural(totals.nodes, 'node')} tagged{evidence if result.by_method else ''}"
-        yield line(f"{told}, {plural(totals.tags, 'tag')}, {totals.auxiliary_nodes} auxiliary", 2)
+        evidence = f" ({', '.join(f'{count:,} by {name}' for name, count in result.by_method.items())})"
+        told = f"{totals.tagged_nodes:,} of {plural(totals.nodes, 'node')} tagged{evidence if result.by_method else ''}"
+        yield line(f"{told}, {plural(totals.tags, 'tag')}, {totals.auxiliary_nodes:,} auxiliary", 2)
         yield line(f"{plural(totals.modules, 'module')}: {status_text(result.by_status)}", 2)
     else:
         yield line(plural(totals.nodes, "node"), 2)
@@ -109,7 +109,7 @@ def _header(result: Analysis) -> Iterator[RenderableType]:
     if result.by_operator:
         yield line(f"operators {counted(result.by_operator, _MOST)}", 2)
     if result.by_depth:
-        yield line(f"depth     {', '.join(f'{depth}: {count}' for depth, count in result.by_depth.items())}", 2)
+        yield line(f"depth     {', '.join(f'{depth}: {count:,}' for depth, count in result.by_depth.items())}", 2)
 
 
 def _nothing(result: Analysis) -> Iterator[RenderableType]:
@@ -129,7 +129,7 @@ def _tree(result: Analysis) -> Iterator[RenderableType]:
     yield ""
     yield from module_tree(
         facts,
-        nodes=lambda path: str(facts[path].nodes),
+        nodes=lambda path: f"{facts[path].nodes:,}",
         share=lambda path: _bar(facts[path].nodes, result.totals.nodes),
         parameters=lambda path: f"{facts[path].parameters:,}" if facts[path].parameters else "",
         status=lambda path: "" if facts[path].status == "nodes" else facts[path].status,
@@ -174,8 +174,8 @@ def _details(result: Analysis) -> Iterator[RenderableType]:
         if module.tag is not None:
             yield line(f"tag       {module.tag}", 2)
         if module.nodes:
-            own = "" if module.own_nodes == module.nodes else f", {module.own_nodes} its own"
-            yield line(f"nodes     {module.nodes}{own}: {counted(module.operators)}", 2)
+            own = "" if module.own_nodes == module.nodes else f", {module.own_nodes:,} its own"
+            yield line(f"nodes     {module.nodes:,}{own}: {counted(module.operators)}", 2)
         if module.parameters:
             yield line(f"weights   {module.parameters:,} parameters, {size(module.bytes)}", 2)
         for word, names in (("reads    ", module.inputs), ("gives    ", module.outputs)):

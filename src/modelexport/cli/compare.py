@@ -67,7 +67,7 @@ def _view(result: Comparison) -> Iterator[RenderableType]:
 
 
 def _told(side: FileSide) -> str:
-    tags = f"{side.tagged_nodes} tagged with {plural(side.tags, 'tag')}" if side.tagged_nodes else "no tags"
+    tags = f"{side.tagged_nodes:,} tagged with {plural(side.tags, 'tag')}" if side.tagged_nodes else "no tags"
     return (
         f"{plural(side.nodes, 'node')}, {tags}, {plural(side.initializers, 'initializer')}, opset {counted(side.opset)}"
     )

@@ -45,13 +45,15 @@ def progress(verbose: bool) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """A spinner while something may take seconds; nothing where stderr is no terminal."""
-    screen = Console(stderr=True, highlight=False)
-    if not screen.is_terminal:
+    """A line while something may take seconds, gone afterwards; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
         yield
         return
-    with screen.status(f"{what} ..."):
+    click.echo(f"{visible(what)} ...", err=True, nl=False)
+    try:
         yield
+    finally:
+        click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def show(parts: Iterable[RenderableType], output_file: Path | None = None) -> None:
@@ -146,7 +148,7 @@ def listed(names: Iterable[str], most: int | None = None) -> str:
 
 def counted(counts: dict[str, int], most: int | None = None) -> str:
     """Names with their counts, in one line."""
-    return listed((f"{name} {count}" for name, count in counts.items()), most)
+    return listed((f"{name} {count:,}" for name, count in counts.items()), most)
 
 
 def tensor(info: TensorInfo) -> str:

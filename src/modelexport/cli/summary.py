@@ -27,11 +27,13 @@ def show_summary(report: ExportReport, verbose: bool = False) -> None:
 def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
     hierarchy = report.hierarchy
     statistics = hierarchy.statistics
-    methods = ", ".join(f"{count} by {method}" for method, count in statistics.methods.items())
+    methods = ", ".join(f"{count:,} by {method}" for method, count in statistics.methods.items())
     yield line(f"{report.onnx_path}: {hierarchy.model.class_}")
     yield line(f"strategy {report.strategy}, exporter {report.exporter}, opset {hierarchy.model.opset}", 2)
-    yield line(f"{statistics.tagged_nodes} of {statistics.nodes} nodes tagged ({methods}), {statistics.tags} tags", 2)
-    yield line(f"{statistics.modules} modules: {status_text(statistics.module_status)}", 2)
+    yield line(
+        f"{statistics.tagged_nodes:,} of {statistics.nodes:,} nodes tagged ({methods}), {statistics.tags:,} tags", 2
+    )
+    yield line(f"{statistics.modules:,} modules: {status_text(statistics.module_status)}", 2)
     yield line(f"sidecar {report.sidecar_path.name}", 2)
     if report.report_path is not None:
         yield line(f"report {report.report_path.name}", 2)
@@ -41,13 +43,13 @@ def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
     yield ""
     yield from module_tree(
         hierarchy.modules,
-        nodes=lambda path: str(hierarchy.modules[path].nodes),
+        nodes=lambda path: f"{hierarchy.modules[path].nodes:,}",
         status=lambda path: "" if hierarchy.modules[path].status == "nodes" else hierarchy.modules[path].status,
     )
 
 
 def status_text(counts: dict[str, int]) -> str:
-    return ", ".join(f"{counts.get(key, 0)} {text}" for key, text in STATUS_TEXT.items())
+    return ", ".join(f"{counts.get(key, 0):,} {text}" for key, text in STATUS_TEXT.items())
 
 
 def module_tree(modules: Mapping[str, TreeModule], **columns: Callable[[str], str]) -> Iterator[RenderableType]:

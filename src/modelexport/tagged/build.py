@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import onnx
@@ -11,7 +11,7 @@ import onnx
 from modelexport.attribution.evidence import AUXILIARY, Attribution, Facts
 from modelexport.attribution.status import module_status, node_counts
 from modelexport.fingerprint import topology_digest, work_digests
-from modelexport.graph import Graph
+from modelexport.graph import Graph, Node
 from modelexport.hierarchy.tags import nearest_tags
 from modelexport.tagged import codec, wire
 from modelexport.tagged.sidecar import (
@@ -75,7 +75,7 @@ def complete(
     primary = [None if tag is None else tag.hierarchy_path for tag in node_tags]
     attributes = work_digests(graph)
     nodes = node_records(graph, node_tags, attributes)
-    tensors = tensor_records(graph, primary)
+    tensors = tensor_records(graph, primary, consumer_tags(graph, primary))
     return Sidecar(
         format=FORMAT,
         model=model,
@@ -151,21 +151,45 @@ def _execution_order(facts: Facts) -> dict[str, int]:
 def _node_tags(
     graph: Graph, attributions: Sequence[Attribution | None], primary: Sequence[str | None]
 ) -> list[codec.NodeTag | None]:
+    consumers = consumer_tags(graph, primary)
     node_tags: list[codec.NodeTag | None] = []
-    for index, answer in enumerate(attributions):
-        tag = primary[index]
+    for node, answer, tag in zip(graph.nodes, attributions, primary, strict=True):
         if answer is None or tag is None:
             node_tags.append(None)
             continue
-        tags = all_tags(graph, primary, index, tag)
+        tags = all_tags(node, tag, consumers)
         node_tags.append(codec.NodeTag(tags, tag, len(tags), answer.method, answer.path, answer.call))
     return node_tags
 
 
-def all_tags(graph: Graph, primary: Sequence[str | None], index: int, own: str) -> tuple[str, ...]:
+def consumer_tags(graph: Graph, primary: Sequence[str | None]) -> dict[str, tuple[str, ...]]:
+    """For each tensor that is read by tagged nodes their tags, sorted."""
+    single: dict[str, tuple[str, ...]] = {}
+    found: dict[str, tuple[str, ...]] = {}
+    several: dict[str, set[str]] = {}
+    for node, tag in zip(graph.nodes, primary, strict=True):
+        if tag is None:
+            continue
+        for name in node.inputs:
+            first = found.get(name)
+            if first is None:
+                found[name] = single.setdefault(tag, (tag,))
+            elif first[0] != tag:
+                several.setdefault(name, {first[0]}).add(tag)
+    found.update((name, tuple(sorted(tags))) for name, tags in several.items())
+    return found
+
+
+def all_tags(node: Node, own: str, consumers: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """A node's own tag, then those of the other modules that read what it makes, sorted."""
-    others = {tag for reader in graph.readers(index) if (tag := primary[reader]) is not None and tag != own}
-    return (own, *sorted(others)) if others else (own,)
+    outputs = node.outputs
+    if len(outputs) == 1:
+        readers = consumers.get(outputs[0])
+        if readers is None or (len(readers) == 1 and readers[0] == own):
+            return (own,)
+        return (own, *[tag for tag in readers if tag != own])
+    others = {tag for name in outputs for tag in consumers.get(name, ()) if tag != own}
+    return (own, *sorted(others))
 
 
 def node_records(
@@ -191,15 +215,15 @@ def node_records(
     return records
 
 
-def tensor_records(graph: Graph, primary: Sequence[str | None]) -> dict[str, TensorRecord]:
+def tensor_records(
+    graph: Graph, primary: Sequence[str | None], consumers: Mapping[str, tuple[str, ...]]
+) -> dict[str, TensorRecord]:
     """For every tensor the tag of its producer and those of its consumers."""
-    producers, consumers = graph.producer, graph.consumers
+    producers = graph.producer
     records: dict[str, TensorRecord] = {}
     for name in graph.tensors():
         producer = producers.get(name)
-        readers = {tag for reader in consumers.get(name, ()) if (tag := primary[reader]) is not None}
-        told = tuple(readers) if len(readers) < 2 else tuple(sorted(readers))
-        records[name] = TensorRecord(None if producer is None else primary[producer], told)
+        records[name] = TensorRecord(None if producer is None else primary[producer], consumers.get(name, ()))
     return records
 
 

@@ -18,7 +18,7 @@ StrPath = str | os.PathLike[str]
 
 
 def parse(data: wire.Buffer, path: Path) -> onnx.ModelProto:
-    """The model in these bytes without its weights' values."""
+    """The model in these bytes without the values of its large weights."""
     try:
         proto = onnx.ModelProto()
         proto.ParseFromString(wire.without_payload(data))

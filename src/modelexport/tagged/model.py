@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -24,7 +24,7 @@ from modelexport.tagged.sidecar import (
 
 
 class TaggedModel:
-    """An exported file: `proto` has everything but the weights' values; `tags` has one entry a node."""
+    """An exported file: `proto` has everything but the values of large weights; `tags` has one entry a node."""
 
     def __init__(self, path: Path, proto: onnx.ModelProto) -> None:
         self.path = path
@@ -84,9 +84,31 @@ def load(path: StrPath) -> TaggedModel:
         return TaggedModel(path, parse(data, path))
 
 
-def recorded_tags(flat: graph.Graph, sidecar: Sidecar) -> list[codec.NodeTag | None]:
-    """What the sidecar says of each node of a file, found by its first output."""
-    return [recorded_tag(sidecar.nodes.get(node.key)) for node in flat.nodes]
+def recorded_tags(
+    flat: graph.Graph, sidecar: Sidecar, own: Sequence[codec.NodeTag | None] | None = None
+) -> list[codec.NodeTag | None]:
+    """What the sidecar says of each node of a file, found by its first output.
+
+    Where a node's own tag says the same, it is that very object.
+    """
+    records = sidecar.nodes
+    tags: list[codec.NodeTag | None] = []
+    for node, tag in zip(flat.nodes, own or [None] * len(flat.nodes), strict=True):
+        record = records.get(node.key)
+        tags.append(tag if tag is not None and _says(record, tag) else recorded_tag(record))
+    return tags
+
+
+def _says(record: NodeRecord | None, tag: codec.NodeTag) -> bool:
+    return (
+        record is not None
+        and record.module == tag.hierarchy_module
+        and record.tag == tag.hierarchy_path
+        and record.tags == tag.hierarchy_tags
+        and record.method == tag.hierarchy_method
+        and record.call == tag.hierarchy_call
+        and tag.hierarchy_count == len(record.tags)
+    )
 
 
 def recorded_tag(record: NodeRecord | None) -> codec.NodeTag | None:

@@ -21,6 +21,7 @@ _NODE_ATTRIBUTE, _NODE_DOC = 5, 6
 _ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
 _ENTRY_KEY = 1
 _TENSOR_RAW = 9
+_SMALL_TENSOR = 1024
 _TENSOR_PAYLOAD = frozenset({4, 5, 6, 7, 9, 10, 11})
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -59,7 +60,7 @@ def fields(data: Buffer, position: int, end: int) -> Iterator[Field]:
 
 
 def without_payload(data: Buffer) -> bytes:
-    """The same model with every initializer emptied of its values; names, types and shapes stay."""
+    """The same model with every initializer above 1 KiB emptied of its values; names, types and shapes stay."""
     parts: list[Buffer] = []
     for field in fields(data, 0, len(data)):
         if field.number == _MODEL_GRAPH and field.kind == _BYTES:
@@ -73,6 +74,8 @@ def _emptied_graph(data: Buffer, graph: Field) -> list[Buffer]:
     parts: list[Buffer] = []
     kept_from = graph.body
     for field in initializers(data, graph):
+        if field.end - field.body <= _SMALL_TENSOR:
+            continue
         parts.append(data[kept_from : field.start])
         parts += _delimited(_GRAPH_INITIALIZER, _without_values(data, field))
         kept_from = field.end
