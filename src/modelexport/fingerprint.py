@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
@@ -14,28 +14,32 @@ _BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _STRIPPED = (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS)
 
 
-def attribute_digests(graph: Graph) -> list[str | None]:
+def attribute_digests(graph: Graph, as_stored: bool = False) -> list[str | None]:
     """For each node a digest of all that its attributes say, in any order; None where there are none.
 
-    Nested bodies and the names of tensors are left out.
+    Nested bodies and the names of tensors are left out, and how a tensor's values are stored does not
+    matter. `as_stored` is faster and takes tensors as they stand.
     """
     known: dict[bytes, str] = {}  # most nodes say what others said before
     digests: list[str | None] = [None] * len(graph.nodes)
     protos = graph.protos
     for index in graph.attributed:
         found = protos[index].attribute
-        stored = (
-            found[0].SerializeToString()
-            if len(found) == 1
-            else b"\0".join([attribute.SerializeToString() for attribute in found])
-        )
+        if len(found) == 1:
+            stored = found[0].SerializeToString()
+        else:
+            stored = b"\0".join(sorted([attribute.SerializeToString() for attribute in found]))
         digest = known.get(stored)
         if digest is None:
-            said = sorted([_attribute(attribute) for attribute in found])
-            whole = b"".join([len(part).to_bytes(8, "little") + part for part in said])
-            digest = known[stored] = hashlib.blake2b(whole, digest_size=16).hexdigest()
+            told = stored if as_stored and index not in graph.bodies else _normalized(found)
+            digest = known[stored] = hashlib.blake2b(told, digest_size=16).hexdigest()
         digests[index] = digest
     return digests
+
+
+def _normalized(attributes: Iterable[AttributeProto]) -> bytes:
+    said = sorted([_attribute(attribute) for attribute in attributes])
+    return b"".join([len(part).to_bytes(8, "little") + part for part in said])
 
 
 def _attribute(attribute: AttributeProto) -> bytes:
@@ -77,7 +81,7 @@ def work_digests(graph: Graph) -> list[str | None]:
     """For each node a digest of what it does and makes beyond operator, inputs and first output; None for nothing."""
     return [
         digest if len(node.outputs) == 1 and not node.domain and not node.gaps else _combined(node, digest)
-        for node, digest in zip(graph.nodes, attribute_digests(graph), strict=True)
+        for node, digest in zip(graph.nodes, attribute_digests(graph, as_stored=True), strict=True)
     ]
 
 

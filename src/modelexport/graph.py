@@ -147,6 +147,7 @@ class _Builder:
     def _add_nodes(
         self, nodes: Sequence[onnx.NodeProto], prefix: str, scopes: _Scopes, enclosing: int, function: str
     ) -> None:
+        found, protos = self.nodes, self.protos
         for position, node in enumerate(nodes):
             inputs, outputs = tuple(node.input[:]), tuple(node.output[:])
             gaps = ""
@@ -158,12 +159,12 @@ class _Builder:
                 outputs = tuple([prefix + name for name in outputs])
             key = outputs[0] if outputs else f"{prefix}#{position}"
             domain, op_type = node.domain, node.op_type
-            called = function_key(domain, op_type) if self._called else ""
-            if called not in self._called:
-                called = ""
-            index = len(self.nodes)
-            self.nodes.append(Node(key, node.name, op_type, domain, inputs, outputs, enclosing, function, called, gaps))
-            self.protos.append(node)
+            called = ""
+            if self._called and function_key(domain, op_type) in self._called:
+                called = function_key(domain, op_type)
+            index = len(found)
+            found.append(Node(key, node.name, op_type, domain, inputs, outputs, enclosing, function, called, gaps))
+            protos.append(node)
             attributes = node.attribute
             if attributes:
                 self.attributed.append(index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -18,9 +18,10 @@ from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.files import StrPath, external_files, opsets
 from modelexport.tagged.model import TaggedModel, load, recorded_tags
 from modelexport.tagged.sidecar import TensorInfo
-from modelexport.tagged.weights import Weight, declared_weights
+from modelexport.tagged.weights import declared_weights
 
 ANALYSIS_FORMAT = "modelexport-analysis/1"
+_NOWHERE = [-1]
 
 
 class DataFile(msgspec.Struct, frozen=True):
@@ -119,10 +120,13 @@ class Analysis(msgspec.Struct, frozen=True):
     nodes: tuple[NodeFacts, ...]
 
 
-def analyze(onnx: StrPath, filter_tag: str | None = None) -> Analysis:
-    """Read a file, tagged or not, and count; weights are not read, and a data file may be missing."""
+def analyze(onnx: StrPath, filter_tag: str | None = None, details: bool = True) -> Analysis:
+    """Read a file, tagged or not, and count; weights are not read, and a data file may be missing.
+
+    Without `details` the list of nodes and the tensors that enter and leave each module are left out.
+    """
     with collector_paused():
-        return _Analyzer(load(onnx), filter_tag).result()
+        return _Analyzer(load(onnx), filter_tag).result(details)
 
 
 class _Analyzer:
@@ -146,32 +150,32 @@ class _Analyzer:
         """The chosen nodes that have a tag."""
         return ((index, tag) for index in self.chosen if (tag := self.tags[index]) is not None)
 
-    def result(self) -> Analysis:
-        nodes = self.node_facts()
-        modules = self.module_facts()
+    def result(self, details: bool) -> Analysis:
+        modules = self.module_facts(details)
+        read = self.read_weights()
         by_method = Counter(tag.hierarchy_method for _, tag in self.chosen_tags())
         by_tag = Counter(tag.hierarchy_path for _, tag in self.chosen_tags())
         by_depth: Counter[int] = Counter()
         for tag, count in by_tag.items():
             by_depth[tag.count("/")] += count
         tagged = sum(by_method.values())
-        found = bool(nodes or modules)
+        found = bool(self.chosen or modules)
         return Analysis(
             format=ANALYSIS_FORMAT,
             file=self.file_facts(),
             filter=self.selection.text,
             suggestions=() if found else tuple(self.selection.nearest()),
             totals=Totals(
-                nodes=len(nodes),
+                nodes=len(self.chosen),
                 tagged_nodes=tagged,
-                coverage=tagged / len(nodes) if nodes else 1.0,
+                coverage=tagged / len(self.chosen) if self.chosen else 1.0,
                 auxiliary_nodes=sum(by_method[method] for method in AUXILIARY),
                 tags=len(by_tag),
-                parameters=sum(node.parameters for node in nodes) + self.unread(lambda weight: weight.elements),
-                bytes=sum(node.bytes for node in nodes) + self.unread(lambda weight: weight.bytes),
+                parameters=sum(elements for elements, _ in read.values()),
+                bytes=sum(size for _, size in read.values()),
                 modules=len(modules),
             ),
-            by_operator=_ranked(Counter(node.op_type for node in nodes)),
+            by_operator=_ranked(Counter([self.model.graph.nodes[index].op_type for index in self.chosen])),
             by_method=_ranked(by_method),
             by_depth=dict(sorted(by_depth.items())),
             by_status=dict(sorted(Counter(module.status for module in modules).items())),
@@ -179,14 +183,8 @@ class _Analyzer:
             absorbed=tuple(module.module for module in modules if module.status == Status.ABSORBED),
             unused=tuple(module.module for module in modules if module.status == Status.UNUSED),
             modules=modules,
-            nodes=nodes,
+            nodes=self.node_facts(read) if details else (),
         )
-
-    def unread(self, size: Callable[[Weight], int]) -> int:
-        """Initializers that no node reads belong to the file as a whole."""
-        if self.selection.text is not None:
-            return 0
-        return sum(size(weight) for weight in self.weights if weight.name not in self.model.graph.consumers)
 
     def file_facts(self) -> FileFacts:
         proto = self.model.proto
@@ -208,14 +206,20 @@ class _Analyzer:
             ),
         )
 
-    def node_facts(self) -> tuple[NodeFacts, ...]:
+    def read_weights(self) -> dict[int, tuple[int, int]]:
+        """Elements and bytes of the initializers that each chosen node is the first to read; -1 has the unread ones."""
         consumers = self.model.graph.consumers
+        everything = self.selection.text is None
+        chosen = {*self.chosen, *([-1] if everything else [])}
         read: dict[int, tuple[int, int]] = {}
         for weight in self.weights:
-            readers = consumers.get(weight.name)
-            if readers:
-                elements, size = read.get(readers[0], (0, 0))
-                read[readers[0]] = (elements + weight.elements, size + weight.bytes)
+            first = consumers.get(weight.name, _NOWHERE)[0]
+            if first in chosen:
+                elements, size = read.get(first, (0, 0))
+                read[first] = (elements + weight.elements, size + weight.bytes)
+        return read
+
+    def node_facts(self, read: Mapping[int, tuple[int, int]]) -> tuple[NodeFacts, ...]:
         facts = []
         for index in self.chosen:
             node, tag = self.model.graph.nodes[index], self.tags[index]
@@ -235,12 +239,12 @@ class _Analyzer:
             )
         return tuple(facts)
 
-    def module_facts(self) -> tuple[ModuleFacts, ...]:
+    def module_facts(self, details: bool) -> tuple[ModuleFacts, ...]:
         nodes = totals(self.own, self.lineage)
         operators = self.operators()
         own_parameters, own_sizes = self.module_weights()
         parameters, sizes = totals(own_parameters, self.lineage), totals(own_sizes, self.lineage)
-        borders = Borders(self.model.graph, self.tags, self.lineage)
+        borders = Borders(self.model.graph, self.tags, self.lineage) if details else None
         facts = []
         for path, record in sorted(self.modules.items(), key=lambda item: execution_order(*item)):
             if not (self.own[path] or self.selection.has_module(path, self.carried_tag(path))):
@@ -261,8 +265,8 @@ class _Analyzer:
                     own_parameters=own_parameters[path],
                     own_bytes=own_sizes[path],
                     operators=_ranked(operators.get(path, {})),
-                    inputs=tuple(borders.inputs.get(path, ())),
-                    outputs=tuple(borders.outputs.get(path, ())),
+                    inputs=() if borders is None else tuple(borders.inputs.get(path, ())),
+                    outputs=() if borders is None else tuple(borders.outputs.get(path, ())),
                 )
             )
         return tuple(facts)

@@ -203,8 +203,13 @@ def _check_tags(story: Story, moved: set[str]) -> Iterator[Finding]:
     """Each node's own tag against the module tree, the believed tag and the consumers in the graph."""
     carried = story.carried_tags()
     known = set(carried.values())
+    fine: set[tuple[int, int]] = set()  # pairs of a tag and its consumers that were found to be right
     for (node, tag), believed in zip(story.model.items(), story.tags, strict=True):
         if tag is None or believed is None:
+            continue
+        readers = story.consumers.get(node.outputs[0]) if len(node.outputs) == 1 else None
+        pair = (id(tag), id(readers))
+        if tag is believed and readers is not None and pair in fine:
             continue
         if tag.hierarchy_path not in known:
             yield finding(Code.TAG_UNKNOWN, node.key, f"no module has the tag {tag.hierarchy_path}")
@@ -215,11 +220,11 @@ def _check_tags(story: Story, moved: set[str]) -> Iterator[Finding]:
         elif carried.get(tag.hierarchy_module) != tag.hierarchy_path:
             told = f"its tag is {tag.hierarchy_path}, which is not that of its module {tag.hierarchy_module!r}"
             yield finding(Code.TAG_WRONG, node.key, told)
-        else:
-            expected = all_tags(node, tag.hierarchy_path, story.consumers)
-            if tag.hierarchy_tags != expected and moved.isdisjoint(node.outputs):
-                told = f"its consumers are in {_listed(expected[1:])}, its tags name {_listed(tag.hierarchy_tags[1:])}"
-                yield finding(Code.CONSUMERS_WRONG, node.key, told)
+        elif tag.hierarchy_tags == (expected := all_tags(node, tag.hierarchy_path, story.consumers)):
+            fine.add(pair)
+        elif moved.isdisjoint(node.outputs):
+            told = f"its consumers are in {_listed(expected[1:])}, its tags name {_listed(tag.hierarchy_tags[1:])}"
+            yield finding(Code.CONSUMERS_WRONG, node.key, told)
 
 
 def _told(tag: NodeTag) -> tuple[object, ...]:
@@ -265,10 +270,8 @@ def _wrong_tensors(story: Story, sidecar: Sidecar) -> list[str]:
     leaves = {*graph.inputs, *graph.initializers}
     for name, record in recorded.items():
         index = producers.get(name)
-        if index is None:
-            right = name in leaves and record.producer is None
-        else:
-            right = record.producer == primary[index]
-        if not right or record.consumers != consumers.get(name, ()):
+        made_by = None if index is None else primary[index]
+        known = index is not None or name in leaves
+        if not known or record.producer != made_by or record.consumers != consumers.get(name, ()):
             wrong.append(name)
     return wrong

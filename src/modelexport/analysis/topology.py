@@ -9,7 +9,8 @@ have no such anchor: they are ordered by all that they read and all that reads t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ import onnx
 from modelexport.errors import FormatError
 from modelexport.fingerprint import tensor_content
 from modelexport.graph import Graph, Node
+
+_END, _INSIDE, _BODY = -1, -2, -3
+"""Marks between the numbers of a form."""
 
 
 class Canonical(NamedTuple):
@@ -45,7 +49,15 @@ def node_labels(graph: Graph, attributes: Sequence[str | None]) -> list[str]:
     functions: dict[str, str] = {}
     for key in graph.functions:
         _add_function(graph, key, attributes, functions, ())
-    return [_label(node, said, functions) for node, said in zip(graph.nodes, attributes, strict=True)]
+    labels: list[str] = []
+    known: dict[tuple[object, ...], str] = {}
+    for node, said in zip(graph.nodes, attributes, strict=True):
+        work = (node.op_type, said, node.domain, len(node.outputs), node.gaps, node.calls_function)
+        label = known.get(work)
+        if label is None:
+            label = known[work] = _label(node, said, functions)
+        labels.append(label)
+    return labels
 
 
 def _label(node: Node, attributes: str | None, functions: Mapping[str, str]) -> str:
@@ -88,25 +100,21 @@ def _form(
     dead = [index for index in members if index not in walk.number]
     for index in _in_canonical_order(walk, dead):
         walk.visit(index)
-    unused = sorted(text for name, text in leaves.items() if name not in walk.leaf_number)
-    references = walk.references()
-    ends = " ".join([references[name] for name in outputs])
-    text = "\n".join([*walk.text(references), ends, *unused])
-    return Canonical(_hash([text]), list(walk.number))
+    unused = sorted(text for name, text in leaves.items() if name not in walk.reference)
+    return Canonical(_hash([walk.digest(outputs), *unused]), list(walk.number))
 
 
 class _Walk:
-    """Numbers nodes and leaves (inputs, weights) in the order in which they are met."""
+    """Numbers nodes and tensors in the order in which they are met."""
 
     def __init__(self, graph: Graph, labels: Sequence[str] | Mapping[int, str], leaves: Mapping[str, str]) -> None:
         self.graph = graph
         self.labels = labels
         self.leaves = dict(leaves)
         self.number: dict[int, int] = {}
-        self.leaf_number: dict[str, int] = {}
-        self._body_inputs: set[str] = set()
+        self.reference: dict[str, int] = {}
+        self._met_leaves: list[str] = []
         for body in (body for bodies in graph.bodies.values() for body in bodies):
-            self._body_inputs.update(body.inputs)
             for name, tensor in body.initializers.items():
                 self.leaves[name] = f"weight {hashlib.sha256(tensor_content(tensor)).hexdigest()}"
 
@@ -114,54 +122,66 @@ class _Walk:
         """Meet these tensors and everything that they are computed from."""
         stack = list(reversed(names))
         producer, number, nodes, bodies = self.graph.producer, self.number, self.graph.nodes, self.graph.bodies
+        reference = self.reference
         while stack:
             name = stack.pop()
+            if name in reference:
+                continue
             index = producer.get(name)
             if index is None:
-                if name not in self.leaf_number and name not in self._body_inputs:
-                    self.leaf_number[name] = len(self.leaf_number)
-            elif index not in number:
-                number[index] = len(number)
-                if index in bodies:
-                    for body in reversed(bodies[index]):
-                        stack.extend(reversed(body.outputs))
-                stack.extend(nodes[index].inputs[::-1])
+                reference[name] = len(reference)
+                self._met_leaves.append(self.leaves.get(name, "undefined"))
+                continue
+            number[index] = len(number)
+            node = nodes[index]
+            for output in node.outputs:
+                reference[output] = len(reference)
+            if index in bodies:
+                self._enter(index)
+                for body in reversed(bodies[index]):
+                    stack.extend(reversed(body.outputs))
+            stack.extend(node.inputs[::-1])
 
     def visit(self, index: int) -> None:
         """Meet a node that may have no outputs, or none that is read."""
-        if index not in self.number:
-            self.number[index] = len(self.number)
-            for body in self.graph.bodies.get(index, ()):
-                self.follow(body.outputs)
-            self.follow(self.graph.nodes[index].inputs)
+        if index in self.number:
+            return
+        node = self.graph.nodes[index]
+        if node.outputs:
+            self.follow(node.outputs[:1])
+            return
+        self.number[index] = len(self.number)
+        self._enter(index)
+        self.follow(node.inputs)
+        for body in self.graph.bodies.get(index, ()):
+            self.follow(body.outputs)
 
-    def references(self) -> dict[str, str]:
-        """Every tensor that was met, by the number of what makes it."""
-        names = {name: f"w{number}" for name, number in self.leaf_number.items()}
-        nodes, bodies = self.graph.nodes, self.graph.bodies
-        for index, number in self.number.items():
-            outputs = nodes[index].outputs
-            if len(outputs) == 1:
-                names[outputs[0]] = str(number)
-            else:
-                names.update((name, f"{number}.{place}") for place, name in enumerate(outputs))
-            for place, body in enumerate(bodies.get(index, ())):
-                names.update((name, f"b{number}.{place}.{position}") for position, name in enumerate(body.inputs))
-        return names
+    def _enter(self, index: int) -> None:
+        """Meet the inputs of a node's bodies."""
+        for body in self.graph.bodies.get(index, ()):
+            for name in body.inputs:
+                self.reference[name] = len(self.reference)
 
-    def text(self, references: Mapping[str, str]) -> Iterator[str]:
-        """One line for each leaf and node, in the order of their numbers."""
-        for name in self.leaf_number:
-            yield self.leaves.get(name, "undefined")
-        nodes, labels, bodies = self.graph.nodes, self.labels, self.graph.bodies
+    def digest(self, outputs: Sequence[str]) -> str:
+        """All that was met, in the order of the numbers: what each node does, and the numbers of what it reads."""
+        words: dict[str, int] = {}
+        told = array("q")
+        nodes, labels, bodies, reference = self.graph.nodes, self.labels, self.graph.bodies, self.reference
         for index in self.number:
             node = nodes[index]
-            line = f"{labels[index]} {' '.join([references[name] for name in node.inputs])}"
+            told.append(words.setdefault(labels[index], len(words)))
+            told.extend([reference[name] for name in node.inputs])
             if node.enclosing >= 0:
-                line += f" in {self.number.get(node.enclosing)}.{_body_label(self.graph, index)}"
+                place = words.setdefault(_body_label(self.graph, index), len(words))
+                told.extend((_INSIDE, self.number.get(node.enclosing, -1), place))
             for body in bodies.get(index, ()):
-                line += f" {body.label} {len(body.inputs)} {' '.join([references[name] for name in body.outputs])}"
-            yield line
+                told.extend((_BODY, words.setdefault(body.label, len(words)), len(body.inputs)))
+                told.extend([reference[name] for name in body.outputs])
+            told.append(_END)
+        told.extend([reference[name] for name in outputs])
+        digest = hashlib.sha256(_hash([*words, *self._met_leaves]).encode())
+        digest.update(told.tobytes())
+        return digest.hexdigest()
 
 
 def _body_label(graph: Graph, index: int) -> str:
@@ -175,13 +195,12 @@ def _in_canonical_order(walk: _Walk, dead: Sequence[int]) -> list[int]:
         return []
     graph, unmet = walk.graph, set(dead)
     order = _topological(graph, unmet)
-    met = walk.references()
     inside: dict[int, list[str]] = {}
     for index in dead:
         inside.setdefault(graph.nodes[index].enclosing, []).append(walk.labels[index])
     reads: dict[int, str] = {}
     for index in order:
-        sources = [_source(walk, met, reads, name) for name in graph.nodes[index].inputs]
+        sources = [_source(walk, reads, name) for name in graph.nodes[index].inputs]
         reads[index] = _hash([walk.labels[index], *sources, "holds", *sorted(inside.get(index, ()))])
     read_by: dict[int, str] = {}
     for index in reversed(order):
@@ -196,11 +215,12 @@ def _in_canonical_order(walk: _Walk, dead: Sequence[int]) -> list[int]:
     return sorted(dead, key=lambda index: read_by[index])
 
 
-def _source(walk: _Walk, met: Mapping[str, str], reads: Mapping[int, str], name: str) -> str:
+def _source(walk: _Walk, reads: Mapping[int, str], name: str) -> str:
     index = walk.graph.producer.get(name)
     if index is not None and index in reads:
         return f"{reads[index]}.{walk.graph.nodes[index].outputs.index(name)}"
-    return met.get(name) or walk.leaves.get(name, "undefined")
+    number = walk.reference.get(name)
+    return walk.leaves.get(name, "undefined") if number is None else str(number)
 
 
 def _topological(graph: Graph, members: set[int]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -78,13 +77,14 @@ def _check_metadata(model: TaggedModel) -> Iterator[Finding]:
 
 
 def _check_format(model: TaggedModel) -> Iterator[Finding]:
-    """Each doc_string by itself."""
-    judge = functools.cache(_format_problem)  # the nodes of one module mostly say the same
+    """Each doc_string by itself; nodes that say the same share one tag object."""
+    distinct = {id(tag): tag for tag in model.tags if tag is not None}
+    problems = {key: _format_problem(tag) for key, tag in distinct.items()}
     for index, (node, tag) in enumerate(model.items()):
         if tag is None:
             if codec.looks_like_tag(model.graph.protos[index].doc_string):
                 yield finding(Code.DOC_MALFORMED, node.key, "its doc_string is a broken tag")
-        elif (problem := judge(tag)) is not None:
+        elif (problem := problems[id(tag)]) is not None:
             code, told = problem
             yield finding(code, node.key, told)
 

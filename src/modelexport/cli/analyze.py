@@ -56,7 +56,7 @@ def analyze_command(onnx: Path, output_format: str, output_file: Path | None, fi
       modelexport analyze bert.onnx --filter-tag '*/LayerNorm' --output-format csv
     """
     with waiting(f"read {onnx.name}"):
-        result = analyze(onnx, filter_tag)
+        result = analyze(onnx, filter_tag, details=output_format != "summary")
     if output_format == "json":
         emit(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n", output_file)
     elif output_format == "csv":
@@ -78,7 +78,7 @@ def _view(result: Analysis, detailed: bool) -> Iterator[RenderableType]:
 
 def _is_empty(result: Analysis) -> bool:
     """Whether nothing matches what was asked for."""
-    return result.filter is not None and not (result.modules or result.nodes)
+    return result.filter is not None and not (result.modules or result.totals.nodes)
 
 
 def _header(result: Analysis) -> Iterator[RenderableType]:

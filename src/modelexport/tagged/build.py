@@ -197,21 +197,17 @@ def node_records(
 ) -> dict[str, NodeRecord]:
     records: dict[str, NodeRecord] = {}
     for node, tag, digest in zip(graph.nodes, node_tags, attributes, strict=True):
-        if tag is None:
-            record = NodeRecord(node.name, node.op_type, None, None, (), None, None, node.inputs, digest)
-        else:
-            record = NodeRecord(
-                node.name,
-                node.op_type,
-                tag.hierarchy_module,
-                tag.hierarchy_path,
-                tag.hierarchy_tags,
-                tag.hierarchy_method,
-                tag.hierarchy_call,
-                node.inputs,
-                digest,
-            )
-        records[node.key] = record
+        records[node.key] = NodeRecord(
+            name=node.name,
+            op_type=node.op_type,
+            module=None if tag is None else tag.hierarchy_module,
+            tag=None if tag is None else tag.hierarchy_path,
+            tags=() if tag is None else tag.hierarchy_tags,
+            method=None if tag is None else tag.hierarchy_method,
+            call=None if tag is None else tag.hierarchy_call,
+            inputs=node.inputs,
+            attributes=digest,
+        )
     return records
 
 
@@ -219,11 +215,10 @@ def tensor_records(
     graph: Graph, primary: Sequence[str | None], consumers: Mapping[str, tuple[str, ...]]
 ) -> dict[str, TensorRecord]:
     """For every tensor the tag of its producer and those of its consumers."""
-    producers = graph.producer
-    records: dict[str, TensorRecord] = {}
-    for name in graph.tensors():
-        producer = producers.get(name)
-        records[name] = TensorRecord(None if producer is None else primary[producer], consumers.get(name, ()))
+    records = {name: TensorRecord(None, consumers.get(name, ())) for name in (*graph.inputs, *graph.initializers)}
+    for node, tag in zip(graph.nodes, primary, strict=True):
+        for name in node.outputs:
+            records[name] = TensorRecord(tag, consumers.get(name, ()))
     return records
 
 

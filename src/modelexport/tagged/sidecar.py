@@ -116,7 +116,7 @@ _sorted_encoder = msgspec.json.Encoder(order="sorted")
 
 
 def encode_sidecar(sidecar: Sidecar) -> bytes:
-    return msgspec.json.format(_sorted_encoder.encode(sidecar), indent=1) + b"\n"
+    return _sorted_encoder.encode(sidecar) + b"\n"
 
 
 def encode_embedded(embedded: Embedded) -> str:
