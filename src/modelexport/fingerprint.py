@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
@@ -86,19 +87,16 @@ def work_digests(graph: Graph) -> list[str | None]:
 
 
 def _combined(node: Node, attributes: str | None) -> str:
-    return _hash("\0".join((node.domain, node.gaps, attributes or "", *node.outputs)))
+    return _digest((node.domain, node.gaps, attributes, node.outputs))
 
 
 def topology_digest(graph: Graph, work: Sequence[str | None]) -> str:
     """The nodes, what they do (`work_digests`) and what they read, whatever their order."""
-    lines = [
-        "\0".join((node.key, node.op_type, digest or "", *node.inputs))
-        for node, digest in zip(graph.nodes, work, strict=True)
-    ]
-    lines.sort()
-    lines.append("\0".join((*graph.inputs, "\1", *graph.outputs, "\1", *sorted(graph.initializers))))
-    return _hash("\n".join(lines))
+    nodes = sorted(
+        [(node.key, node.op_type, digest or "", node.inputs) for node, digest in zip(graph.nodes, work, strict=True)]
+    )
+    return _digest((nodes, graph.inputs, graph.outputs, sorted(graph.initializers)))
 
 
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+def _digest(content: object) -> str:
+    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -104,8 +105,11 @@ class _File:
             proto = parse(data, path)
             self.weights = content_digests(data, proto, path.parent)
         self.model = TaggedModel(path, proto)
-        self.attributes = attribute_digests(self.model.graph)
         self.places = {name: place for place, name in enumerate(self.model.graph.inputs)}
+
+    @functools.cached_property
+    def attributes(self) -> list[str | None]:
+        return attribute_digests(self.model.graph)
 
     def summary(self) -> FileSide:
         proto, tags = self.model.proto, self.model.tags
@@ -145,13 +149,15 @@ def _paired(a: _File, b: _File) -> tuple[bool, dict[int, int]]:
     """Whether the topology is the same, and the nodes of `a` with their partners in `b`."""
     if _same_as_it_stands(a, b):
         return True, {index: index for index in range(len(a.model.graph.nodes))}
-    labels = [node_labels(file.model.graph, file.attributes) for file in (a, b)]
-    forms = [
-        canonical_form(file.model.graph, file.model.proto, file.weights, told)
-        for file, told in zip((a, b), labels, strict=True)
-    ]
-    if forms[0].digest == forms[1].digest:
-        return True, dict(zip(forms[0].order, forms[1].order, strict=True))
+    for as_stored in (True, False):  # the other way of storing a tensor's values is rare, and slower to see through
+        digests = [attribute_digests(file.model.graph, as_stored) for file in (a, b)]
+        labels = [node_labels(file.model.graph, told) for file, told in zip((a, b), digests, strict=True)]
+        forms = [
+            canonical_form(file.model.graph, file.model.proto, file.weights, told)
+            for file, told in zip((a, b), labels, strict=True)
+        ]
+        if forms[0].digest == forms[1].digest:
+            return True, dict(zip(forms[0].order, forms[1].order, strict=True))
     sides = [
         Side(file.model.graph, told, file.weights, _modules(file.model))
         for file, told in zip((a, b), labels, strict=True)
@@ -169,7 +175,7 @@ def _same_as_it_stands(a: _File, b: _File) -> bool:
         and left.functions == right.functions
         and list(a.model.proto.graph.input) == list(b.model.proto.graph.input)
         and left.outputs == right.outputs
-        and a.attributes == b.attributes
+        and attribute_digests(left, as_stored=True) == attribute_digests(right, as_stored=True)
     )
 
 

@@ -13,24 +13,27 @@ from modelexport.errors import FormatError
 from modelexport.fingerprint import topology_digest, work_digests
 from modelexport.graph import Graph, Node
 from modelexport.hierarchy.tree import join
+from modelexport.tagged import codec
 from modelexport.tagged.build import all_tags, consumer_tags, expected_hierarchy, statistics, tensor_infos
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.model import TaggedModel, recorded_tags
-from modelexport.tagged.sidecar import FORMAT, Embedded, ModuleRecord, NodeRecord, Sidecar, sidecar_path
+from modelexport.tagged.sidecar import FORMAT, Embedded, ModuleRecord, NodeRecord, Sidecar, content_digest, sidecar_path
 
 
 class Story:
     """What a file, its metadata and its sidecar say, and which of them is believed where they differ.
 
     `tags` is the believed tag of each node: the sidecar's where the sidecar belongs to the file and its
-    counts are those of the module records, else the node's own.
+    counts are those of the module records, else the node's own. The sidecar is only read where the digests
+    recorded at export do not tell already that nothing was changed.
     """
 
     def __init__(self, model: TaggedModel) -> None:
         self.model = model
         self.findings: list[Finding] = []
         self.embedded = self._read_embedded()
-        self.sidecar = self._read_sidecar()
+        self.is_as_exported = self._is_as_exported()
+        self.sidecar = None if self.is_as_exported else self._read_sidecar()
         self.source: Embedded | Sidecar | None = self.embedded or self.sidecar
         self.modules: dict[str, ModuleRecord] = {} if self.source is None else self.source.modules
         self.lineage = Lineage(self.modules)
@@ -66,6 +69,21 @@ class Story:
             return self.model.embedded
         except FormatError:
             return None
+
+    def _is_as_exported(self) -> bool:
+        """Whether graph, tags and sidecar all have the digests recorded at export; then no record need be read."""
+        embedded, model = self.embedded, self.model
+        if embedded is None or not embedded.sidecar_digest or not model.has_sidecar:
+            return False
+        try:
+            sidecar = sidecar_path(model.path).read_bytes()
+        except OSError:
+            return False
+        return (
+            content_digest(sidecar) == embedded.sidecar_digest
+            and codec.digest(model.tags) == embedded.tags_digest
+            and topology_digest(model.graph, work_digests(model.graph)) == embedded.topology
+        )
 
     def _read_sidecar(self) -> Sidecar | None:
         """The sidecar, if there is one, it can be read, and it is this file's."""
@@ -153,6 +171,8 @@ class Topology:
         self.findings: list[Finding] = []
         self.moved: set[str] = set()
         model = story.model
+        if story.is_as_exported:
+            return
         if story.sidecar is None:
             recorded = story.embedded.topology if story.embedded is not None else ""
             if recorded and topology_digest(model.graph, work_digests(model.graph)) != recorded:

@@ -133,10 +133,10 @@ class _Plan:
         if not self.has_map or story.sidecar is None:
             return None
         if story.embedded is None:
-            return embed(story.sidecar, self.docs)
+            return embed(story.sidecar, self.tags, self.docs)
         if story.sidecar.modules == story.embedded.modules or self._fits(story.embedded.modules):
             return None
-        return embed(story.sidecar, self.docs) if self._fits(story.sidecar.modules) else None
+        return embed(story.sidecar, self.tags, self.docs) if self._fits(story.sidecar.modules) else None
 
     def _mended_sidecar(self) -> Sidecar | None:
         """The sidecar anew, from a file that is complete and has the topology that it was exported with."""

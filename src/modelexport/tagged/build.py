@@ -26,7 +26,9 @@ from modelexport.tagged.sidecar import (
     Statistics,
     TensorInfo,
     TensorRecord,
+    content_digest,
     encode_embedded,
+    encode_sidecar,
 )
 
 
@@ -39,13 +41,23 @@ class HierarchyMap(msgspec.Struct, frozen=True):
 
     @property
     def embedded(self) -> Embedded:
-        return embed(self.sidecar, self.docs)
+        return embed(self.sidecar, self.node_tags, self.docs)
 
 
-def embed(s: Sidecar, docs: dict[str, str]) -> Embedded:
+def embed(s: Sidecar, node_tags: Sequence[codec.NodeTag | None], docs: dict[str, str]) -> Embedded:
     """What of the map goes into the model file itself; `docs` are the doc_strings of the baseline."""
-    topology = s.statistics.topology
-    return Embedded(s.format, s.export.strategy, s.export.exporter, s.model, s.export, s.modules, topology, docs)
+    return Embedded(
+        format=s.format,
+        strategy=s.export.strategy,
+        exporter=s.export.exporter,
+        model=s.model,
+        export=s.export,
+        modules=s.modules,
+        topology=s.statistics.topology,
+        tags_digest=codec.digest(node_tags),
+        sidecar_digest=content_digest(encode_sidecar(s)),
+        docs=docs,
+    )
 
 
 def build_map(

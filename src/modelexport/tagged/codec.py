@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -37,6 +40,19 @@ def decode(doc_string: str | bytes) -> NodeTag | None:
         return _decoder.decode(doc_string)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def digest(tags: Iterable[NodeTag | None]) -> str:
+    """A digest of what the nodes of a file say, in their order; doc_strings of the baseline do not count."""
+    told = hashlib.blake2b(digest_size=16)
+    encoded: dict[int, bytes] = {}  # nodes that say the same share one object
+    for tag in tags:
+        text = encoded.get(id(tag))
+        if text is None:
+            bare = tag if tag is None or tag.doc is None else msgspec.structs.replace(tag, doc=None)
+            text = encoded[id(tag)] = _encoder.encode(bare)
+        told.update(text)
+    return told.hexdigest()
 
 
 def looks_like_tag(doc_string: str) -> bool:

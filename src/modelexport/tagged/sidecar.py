@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import msgspec
@@ -108,6 +109,8 @@ class Embedded(msgspec.Struct, frozen=True, gc=False):
     export: ExportRecord
     modules: dict[str, ModuleRecord]
     topology: str = ""
+    tags_digest: str = ""
+    sidecar_digest: str = ""
     docs: dict[str, str] = {}
     """The doc_strings that nodes had in the baseline, which the tags took the place of."""
 
@@ -128,6 +131,14 @@ def decode_embedded(text: str) -> Embedded:
         return msgspec.json.decode(text, type=Embedded)
     except msgspec.DecodeError as error:
         raise FormatError(f"the model's {METADATA_KEY} metadata cannot be read: {error}") from error
+
+
+def content_digest(*pieces: bytes) -> str:
+    """What is recorded of a text, to tell later whether it is still the same."""
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def sidecar_path(onnx_path: Path) -> Path:
