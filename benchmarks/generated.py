@@ -138,7 +138,7 @@ def _map(b: _Builder, model: onnx.ModelProto) -> HierarchyMap:
     ends = tensor_infos(model.graph.input), tensor_infos(model.graph.output)
     export = ExportRecord("htp", "torchscript", "htp", None, 0, *ends, (), {})
     record = ModelRecord("bench.Net", "bench", "generated.onnx", 18, 10)
-    return HierarchyMap(tuple(node_tags), complete(flat, node_tags, record, export, modules), {})
+    return HierarchyMap(tuple(node_tags), complete(flat, node_tags, record, export, modules))
 
 
 def _tags(b: _Builder) -> dict[str, str]:

@@ -86,6 +86,7 @@ def test_arrows_point_one_way(path: Path) -> None:
     [
         "import modelexport",
         "import modelexport; modelexport.load; modelexport.strip; modelexport.ExportStrategy",
+        "import modelexport as m; m.analyze, m.validate, m.compare, m.extract_module_subgraph",
         "from modelexport.cli.main import main; main(['--help'], standalone_mode=False)",
         "from modelexport.cli.main import main; main(['export', '--help'], standalone_mode=False)",
         "from modelexport.cli.main import main; main(['demo', '--help'], standalone_mode=False)",

@@ -18,11 +18,15 @@ PUBLIC = {
     "Strategy",
     "TaggedModel",
     "UnifiedExporter",
+    "analyze",
+    "compare",
     "export_model",
+    "extract_module_subgraph",
     "load",
     "recommend_strategy",
     "register_strategy",
     "strip",
+    "validate",
 }
 
 
@@ -54,6 +58,7 @@ def test_signature_of_export_model() -> None:
         "exclude",
         "max_depth",
         "clean",
+        "with_report",
         "temp_dir",
         "external_data",
     } <= set(names)

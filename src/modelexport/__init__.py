@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 from modelexport.errors import ModelExportError
 
 if TYPE_CHECKING:
+    from modelexport.analysis.analyze import analyze
+    from modelexport.analysis.compare import compare
+    from modelexport.analysis.extract import extract_module_subgraph
+    from modelexport.analysis.validate import validate
     from modelexport.attribution.strategies import ExportStrategy, Strategy, register_strategy
     from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
@@ -18,6 +22,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "analyze": ("modelexport.analysis.analyze", "analyze"),
+    "compare": ("modelexport.analysis.compare", "compare"),
+    "extract_module_subgraph": ("modelexport.analysis.extract", "extract_module_subgraph"),
+    "validate": ("modelexport.analysis.validate", "validate"),
     "ExportStrategy": ("modelexport.attribution.strategies", "ExportStrategy"),
     "Strategy": ("modelexport.attribution.strategies", "Strategy"),
     "register_strategy": ("modelexport.attribution.strategies", "register_strategy"),
@@ -39,11 +47,15 @@ __all__ = [
     "Strategy",
     "TaggedModel",
     "UnifiedExporter",
+    "analyze",
+    "compare",
     "export_model",
+    "extract_module_subgraph",
     "load",
     "recommend_strategy",
     "register_strategy",
     "strip",
+    "validate",
 ]
 
 

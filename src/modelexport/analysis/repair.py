@@ -35,15 +35,14 @@ class Repair(msgspec.Struct, frozen=True):
     sidecar: bool
     backups: tuple[str, ...]
 
-    @property
-    def any(self) -> bool:
-        return bool(self.nodes or self.metadata or self.sidecar)
-
 
 def repair_file(path: Path) -> Repair:
     """Mend what can be mended without guessing; the files as they were stay beside them as backups."""
     with mapped(path) as data:
-        plan = _Plan(Story(TaggedModel(path, parse(data, path))))
+        story = Story(TaggedModel(path, parse(data, path)))
+        if story.is_as_exported:
+            return Repair((), False, False, ())
+        plan = _Plan(story)
         new: dict[Path, list[wire.Buffer]] = {}
         if plan.sidecar is not None:
             new[sidecar_path(path)] = [encode_sidecar(plan.sidecar)]
@@ -87,7 +86,6 @@ class _Plan:
     def __init__(self, story: Story) -> None:
         self.story = story
         self.model = story.model
-        self.docs = self._baseline_docs()
         self.has_map = self.model.is_tagged or self.model.has_metadata
         self.tags = self._mended_tags() if self.has_map and story.source is not None else self.model.tags
         self.nodes = tuple(
@@ -97,12 +95,6 @@ class _Plan:
         )
         self.metadata = self._mended_metadata()
         self.sidecar = self._mended_sidecar()
-
-    def _baseline_docs(self) -> dict[str, str]:
-        """The doc_strings that nodes had before they were tagged, as far as the file still tells."""
-        if self.story.embedded is not None:
-            return self.story.embedded.docs
-        return {node.key: tag.doc for node, tag in self.model.items() if tag is not None and tag.doc is not None}
 
     def _mended_tags(self) -> list[codec.NodeTag | None]:
         """The believed tags with their consumers found again, where the nodes around are known too."""
@@ -119,7 +111,7 @@ class _Plan:
             if moved.isdisjoint(node.outputs) and all(certain[reader] for reader in graph.readers(index)):
                 told = all_tags(node, tag.hierarchy_path, story.consumers)
                 tag = msgspec.structs.replace(tag, hierarchy_tags=told, hierarchy_count=len(told))
-            doc = self.docs.get(node.key)
+            doc = None if old is None else old.doc
             tags.append(tag if tag.doc == doc else msgspec.structs.replace(tag, doc=doc))
         return tags
 
@@ -133,10 +125,10 @@ class _Plan:
         if not self.has_map or story.sidecar is None:
             return None
         if story.embedded is None:
-            return embed(story.sidecar, self.tags, self.docs)
+            return embed(story.sidecar, self.tags)
         if story.sidecar.modules == story.embedded.modules or self._fits(story.embedded.modules):
             return None
-        return embed(story.sidecar, self.tags, self.docs) if self._fits(story.sidecar.modules) else None
+        return embed(story.sidecar, self.tags) if self._fits(story.sidecar.modules) else None
 
     def _mended_sidecar(self) -> Sidecar | None:
         """The sidecar anew, from a file that is complete and has the topology that it was exported with."""

@@ -37,15 +37,14 @@ class HierarchyMap(msgspec.Struct, frozen=True):
 
     node_tags: tuple[codec.NodeTag | None, ...]
     sidecar: Sidecar
-    docs: dict[str, str]
 
     @property
     def embedded(self) -> Embedded:
-        return embed(self.sidecar, self.node_tags, self.docs)
+        return embed(self.sidecar, self.node_tags)
 
 
-def embed(s: Sidecar, node_tags: Sequence[codec.NodeTag | None], docs: dict[str, str]) -> Embedded:
-    """What of the map goes into the model file itself; `docs` are the doc_strings of the baseline."""
+def embed(s: Sidecar, node_tags: Sequence[codec.NodeTag | None]) -> Embedded:
+    """What of the map goes into the model file itself."""
     return Embedded(
         format=s.format,
         strategy=s.export.strategy,
@@ -56,7 +55,6 @@ def embed(s: Sidecar, node_tags: Sequence[codec.NodeTag | None], docs: dict[str,
         topology=s.statistics.topology,
         tags_digest=codec.digest(node_tags),
         sidecar_digest=content_digest(encode_sidecar(s)),
-        docs=docs,
     )
 
 
@@ -71,9 +69,7 @@ def build_map(
     primary = [None if answer is None else carried[answer.path] for answer in attributions]
     modules = _module_records(facts, tags, attributions)
     node_tags = tuple(_node_tags(facts.graph, attributions, primary))
-    nodes = zip(facts.graph.nodes, facts.graph.protos, strict=True)
-    docs = {node.key: proto.doc_string for node, proto in nodes if proto.HasField("doc_string")}
-    return HierarchyMap(node_tags, complete(facts.graph, node_tags, model, export, modules), docs)
+    return HierarchyMap(node_tags, complete(facts.graph, node_tags, model, export, modules))
 
 
 def complete(

@@ -111,8 +111,6 @@ class Embedded(msgspec.Struct, frozen=True, gc=False):
     topology: str = ""
     tags_digest: str = ""
     sidecar_digest: str = ""
-    docs: dict[str, str] = {}
-    """The doc_strings that nodes had in the baseline, which the tags took the place of."""
 
 
 _sorted_encoder = msgspec.json.Encoder(order="sorted")

@@ -1,0 +1,39 @@
+"""Fixtures of real exports, one a strategy, copied for each test that may damage them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import modelexport
+from damage import copied
+from modelexport.attribution import strategies
+from zoo import ZOO, distinct
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("exports")
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategies, "_REGISTRY", dict(strategies._REGISTRY))
+        modelexport.register_strategy(modelexport.Strategy("by_weights", "torchscript", (strategies.PARAMETER,)))
+        for strategy in ("fx", "htp", "by_weights"):
+            model, inputs = ZOO["encoder_layer"]()
+            (folder / strategy).mkdir()
+            found[strategy] = folder / strategy / "m.onnx"
+            modelexport.export_model(distinct(model), inputs, found[strategy], strategy=strategy)
+    return found
+
+
+@pytest.fixture(params=["fx", "htp"])
+def exported(request: pytest.FixtureRequest, exports: dict[str, Path], tmp_path: Path) -> Path:
+    """A tagged file of one's own, with everything that belongs to it."""
+    return copied(exports[request.param], tmp_path / "copy")
+
+
+@pytest.fixture
+def traced(exports: dict[str, Path], tmp_path: Path) -> Path:
+    """The same, by the torchscript exporter only."""
+    return copied(exports["htp"], tmp_path / "copy")
