@@ -9,8 +9,53 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import torch
+from torch import Tensor, nn
 
 from modelexport.tagged.sidecar import sidecar_path
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.second = nn.Linear(16, 8)
+        self.norm = nn.LayerNorm(8)
+        self.dropout = nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.dropout(self.second(torch.relu(self.first(x)))))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Net(nn.Module):
+    """A few levels of modules, shown and hidden, one absorbed and one unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Encoder()
+        self.head = nn.Linear(8, 3)
+        self.spare = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.encoder(x)
+        return torch.softmax(self.head(y + x), -1)
+
+
+def net() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Net().eval(), torch.randn(2, 8)
+
 
 Damage = Callable[[onnx.ModelProto], object]
 

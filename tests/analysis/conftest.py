@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import modelexport
-from damage import copied
+from damage import copied, net
 from modelexport.attribution import strategies
-from zoo import ZOO, distinct
+from zoo import distinct
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         patch.setattr(strategies, "_REGISTRY", dict(strategies._REGISTRY))
         modelexport.register_strategy(modelexport.Strategy("by_weights", "torchscript", (strategies.PARAMETER,)))
         for strategy in ("fx", "htp", "by_weights"):
-            model, inputs = ZOO["encoder_layer"]()
+            model, inputs = net()
             (folder / strategy).mkdir()
             found[strategy] = folder / strategy / "m.onnx"
             modelexport.export_model(distinct(model), inputs, found[strategy], strategy=strategy)

@@ -188,7 +188,7 @@ class _Analyzer:
 
     def file_facts(self) -> FileFacts:
         proto = self.model.proto
-        source = (self.model.embedded or self.model.sidecar) if self.map_source else None
+        source = self.model.records if self.map_source else None
         return FileFacts(
             file=self.model.path.name,
             tagged=self.map_source is not None,

@@ -81,6 +81,8 @@ class Comparison(msgspec.Struct, frozen=True):
     same_inputs: bool
     same_outputs: bool
     modules: tuple[ModuleChange, ...]
+    elsewhere: tuple[str, ...]
+    """Differences that lie in no node: outputs of the graph, or which of several equal parts is read."""
     tags: TagChanges
     weights: WeightChanges
 
@@ -132,6 +134,7 @@ def compare(a: StrPath, b: StrPath) -> Comparison:
         first, second = _File(Path(a)), _File(Path(b))
         same, pairs = _paired(first, second)
         left, right = first.summary(), second.summary()
+        modules = () if same else _module_changes(first, second, pairs)
         return Comparison(
             same_topology=same,
             a=left,
@@ -139,7 +142,8 @@ def compare(a: StrPath, b: StrPath) -> Comparison:
             same_opset=left.opset == right.opset,
             same_inputs=left.inputs == right.inputs,
             same_outputs=left.outputs == right.outputs,
-            modules=() if same else _module_changes(first, second, pairs),
+            modules=modules,
+            elsewhere=() if same else _elsewhere(first, second, pairs, bool(modules)),
             tags=_tag_changes(first.model, second.model, pairs),
             weights=_weight_changes(first.weights, second.weights),
         )
@@ -214,6 +218,20 @@ def _module_changes(a: _File, b: _File, pairs: dict[int, int]) -> tuple[ModuleCh
         )
         for module in modules
     )
+
+
+def _elsewhere(a: _File, b: _File, pairs: dict[int, int], explained: bool) -> tuple[str, ...]:
+    left, right = a.model.graph.outputs, b.model.graph.outputs
+    moved = [
+        f"output {new} is computed elsewhere"
+        for old, new in zip(left, right, strict=False)
+        if _same_source(a, b, old, new, pairs) is not None
+    ]
+    if len(left) != len(right):
+        moved.append(f"{len(left)} outputs became {len(right)}")
+    if not moved and not explained:
+        moved.append("equal constants, weights or nodes are shared in another way")
+    return tuple(moved)
 
 
 def _what_changed(a: _File, b: _File, first: int, second: int, pairs: dict[int, int]) -> tuple[str, ...]:

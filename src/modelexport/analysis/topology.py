@@ -3,7 +3,7 @@
 A graph's outputs have an order, and so have the inputs of every node. Walking from the outputs back
 and numbering what is met therefore gives the same numbers whatever names and node order a file has, and
 an isomorphism, if there is one, can only map a number to the same number. Nodes that no output needs
-have no such anchor: they are ordered by all that they read and all that reads them, and walked last.
+have no such anchor, and are walked last (dead_ends.py).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 import onnx
 
+from modelexport.analysis.dead_ends import number_dead_ends
 from modelexport.errors import FormatError
 from modelexport.fingerprint import tensor_content
 from modelexport.graph import Graph, Node
@@ -97,9 +97,7 @@ def _form(
 ) -> Canonical:
     walk = _Walk(graph, labels, leaves)
     walk.follow(outputs)
-    dead = [index for index in members if index not in walk.number]
-    for index in _in_canonical_order(walk, dead):
-        walk.visit(index)
+    number_dead_ends(walk, members)
     unused = sorted(text for name, text in leaves.items() if name not in walk.reference)
     return Canonical(_hash([walk.digest(outputs), *unused]), list(walk.number))
 
@@ -187,49 +185,6 @@ class _Walk:
 def _body_label(graph: Graph, index: int) -> str:
     node = graph.nodes[index]
     return node.key[len(graph.nodes[node.enclosing].key) + 1 :].partition("/")[0]
-
-
-def _in_canonical_order(walk: _Walk, dead: Sequence[int]) -> list[int]:
-    """Nodes that no output needs, sorted by all that they read, then by all that reads them."""
-    if not dead:
-        return []
-    graph, unmet = walk.graph, set(dead)
-    order = _topological(graph, unmet)
-    inside: dict[int, list[str]] = {}
-    for index in dead:
-        inside.setdefault(graph.nodes[index].enclosing, []).append(walk.labels[index])
-    reads: dict[int, str] = {}
-    for index in order:
-        sources = [_source(walk, reads, name) for name in graph.nodes[index].inputs]
-        reads[index] = _hash([walk.labels[index], *sources, "holds", *sorted(inside.get(index, ()))])
-    read_by: dict[int, str] = {}
-    for index in reversed(order):
-        readers = (
-            f"{read_by[reader]} {place}"
-            for reader in graph.readers(index)
-            if reader in read_by
-            for place, name in enumerate(graph.nodes[reader].inputs)
-            if name in graph.nodes[index].outputs
-        )
-        read_by[index] = _hash([reads[index], *sorted(readers)])
-    return sorted(dead, key=lambda index: read_by[index])
-
-
-def _source(walk: _Walk, reads: Mapping[int, str], name: str) -> str:
-    index = walk.graph.producer.get(name)
-    if index is not None and index in reads:
-        return f"{reads[index]}.{walk.graph.nodes[index].outputs.index(name)}"
-    number = walk.reference.get(name)
-    return walk.leaves.get(name, "undefined") if number is None else str(number)
-
-
-def _topological(graph: Graph, members: set[int]) -> list[int]:
-    try:
-        return list(
-            TopologicalSorter({i: [w for w in graph.writers(i) if w in members] for i in members}).static_order()
-        )
-    except CycleError as error:
-        raise FormatError("the graph has a cycle", hint="no runtime can run it; export it again") from error
 
 
 def _hash(parts: Iterable[str]) -> str:

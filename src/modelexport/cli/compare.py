@@ -57,6 +57,8 @@ def _view(result: Comparison) -> Iterator[RenderableType]:
     ):
         if not same:
             yield line(f"{word}: {a or 'none'}  →  {b or 'none'}", 2)
+    for sentence in result.elsewhere:
+        yield line(sentence, 2)
     yield from _weights(result)
     yield from _tags(result)
     for change in result.modules[:_MOST_MODULES]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 
 from modelexport import graph
+from modelexport.errors import FormatError
 from modelexport.tagged import codec
 from modelexport.tagged.files import StrPath, mapped, parse
 from modelexport.tagged.sidecar import (
@@ -57,11 +58,20 @@ class TaggedModel:
         """Whether there is a sidecar, readable or not."""
         return sidecar_path(self.path).exists()
 
+    @functools.cached_property
+    def records(self) -> Embedded | Sidecar | None:
+        """What was recorded at export: from the file itself, else from the sidecar."""
+        try:
+            return self.embedded or self.sidecar
+        except FormatError:
+            if not self.has_sidecar:
+                raise
+            return self.sidecar
+
     @property
     def modules(self) -> dict[str, ModuleRecord]:
-        """The module records by path, from the file itself, else from the sidecar."""
-        source = self.embedded or self.sidecar
-        return {} if source is None else source.modules
+        """The module records by path."""
+        return {} if self.records is None else self.records.modules
 
     @property
     def is_tagged(self) -> bool:

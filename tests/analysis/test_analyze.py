@@ -1,0 +1,217 @@
+"""analyze counts what is in the file, whatever part of it is asked for."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+import modelexport
+from damage import edit
+from modelexport.analysis.analyze import Analysis, analyze
+from modelexport.cli.analyze import _csv
+from modelexport.errors import FormatError
+from modelexport.tagged.sidecar import sidecar_path
+from zoo import ZOO, distinct
+
+pytestmark = pytest.mark.sanity
+
+
+@pytest.mark.smoke
+def test_the_counts_are_those_of_the_file(exported: Path) -> None:
+    result = analyze(exported)
+    loaded = modelexport.load(exported)
+    proto = onnx.load(exported)
+    tags = [tag for tag in loaded.tags if tag is not None]
+    assert result.totals.nodes == len(proto.graph.node) == len(result.nodes)
+    assert result.totals.coverage == 1.0
+    assert result.by_operator == Counter(node.op_type for node in proto.graph.node)
+    assert result.by_tag == Counter(tag.hierarchy_path for tag in tags)
+    assert result.by_method == Counter(tag.hierarchy_method for tag in tags)
+    assert result.by_depth == Counter(tag.hierarchy_path.count("/") for tag in tags)
+    assert sum(module.own_nodes for module in result.modules) == result.totals.nodes
+    elements = sum(int(np.prod(tensor.dims)) for tensor in proto.graph.initializer)
+    assert result.totals.parameters == elements
+    assert result.totals.bytes == sum(numpy_helper.to_array(tensor).nbytes for tensor in proto.graph.initializer)
+    assert sum(node.parameters for node in result.nodes) == elements
+    for module in result.modules:
+        assert module.nodes == loaded.modules[module.module].nodes == sum(module.operators.values())
+        assert module.status == loaded.modules[module.module].status
+    assert result.absorbed == tuple(m.module for m in result.modules if m.status == "absorbed")
+
+
+def test_weights_belong_to_the_modules_that_read_them(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    modelexport.export_model(model, torch.ones(1, 4), tmp_path / "m.onnx", strategy="htp")
+    found = {module.module: module for module in analyze(tmp_path / "m.onnx").modules}
+    assert found["0"].parameters == found["0"].own_parameters == 4 * 8 + 8
+    assert found["2"].bytes == 4 * (8 * 2 + 2)
+    assert found[""].parameters == found["0"].parameters + found["2"].parameters
+    assert found[""].own_parameters == 0
+
+
+def test_borders(exported: Path) -> None:
+    """What enters and leaves a module is what the query for it finds."""
+    for module in analyze(exported).modules:
+        part = modelexport.extract_module_subgraph(exported, None, module.module) if module.nodes else None
+        if part is not None:
+            assert set(module.inputs) == set(part.external_inputs)
+            assert len(module.outputs) >= len(part.boundary_operations) or module.module == ""
+
+
+@pytest.mark.parametrize("kind", ["path", "tag", "tag/", "glob", "glob of paths"])
+def test_the_ways_to_choose_a_module(exported: Path, kind: str) -> None:
+    whole = analyze(exported)
+    module = next(m for m in whole.modules if m.module and m.tag and m.nodes > m.own_nodes)
+    text = {
+        "path": module.module,
+        "tag": module.tag,
+        "tag/": f"{module.tag}/",
+        "glob": f"{module.tag}*",
+        "glob of paths": f"{module.module}*",
+    }[kind]
+    part = analyze(exported, text)
+    assert {node.node for node in part.nodes} == {
+        node.node for node in whole.nodes if (node.tag or "").startswith(module.tag or "")
+    }
+    assert part.totals.nodes == module.nodes
+    assert part.filter == text
+    assert part.file == whole.file
+
+
+def test_a_tag_does_not_match_its_longer_brother(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(4)) for _ in range(11)))
+    modelexport.export_model(distinct(model), torch.randn(1, 4), tmp_path / "m.onnx", strategy="htp", include="*")
+    tags = list(analyze(tmp_path / "m.onnx").by_tag)
+    one = next(tag for tag in tags if tag.count("/") == 3 and ".1/" in tag)
+    assert list(analyze(tmp_path / "m.onnx", one.rpartition("/")[0]).by_tag) == [one]
+
+
+def test_auxiliary_nodes(tmp_path: Path) -> None:
+    for name in ("conditional_bodies", "encoder_layer", "lstm"):
+        model, inputs = ZOO[name]()
+        modelexport.export_model(model, inputs, tmp_path / "m.onnx")
+        part = analyze(tmp_path / "m.onnx", "auxiliary")
+        assert part.totals.nodes == analyze(tmp_path / "m.onnx").totals.auxiliary_nodes
+        assert {node.method for node in part.nodes} <= {"dataflow", "root"}
+
+
+def test_no_match_is_an_answer(exported: Path) -> None:
+    result = analyze(exported, "/Net/encodr")
+    assert result.totals.nodes == 0
+    assert result.modules == result.nodes == ()
+    assert "/Net/Encoder" in result.suggestions
+    assert analyze(exported).suggestions == ()
+
+
+def test_untagged_files_are_shown_as_far_as_they_go(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    plain = modelexport.strip(exported, tmp_path / "other" / "plain.onnx")
+    result = analyze(plain)
+    assert not result.file.tagged
+    assert result.totals.nodes == analyze(exported).totals.nodes
+    assert result.by_operator == analyze(exported).by_operator
+    assert result.modules == ()
+    assert analyze(plain, "anything").totals.nodes == 0
+
+
+def test_a_clean_export_is_read_through_its_sidecar(tmp_path: Path) -> None:
+    model, inputs = ZOO["encoder_layer"]()
+    modelexport.export_model(distinct(model), inputs, tmp_path / "m.onnx", strategy="htp")
+    tagged = analyze(tmp_path / "m.onnx")
+    modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp", clean=True)
+    clean = analyze(tmp_path / "m.onnx")
+    assert clean.file.map_source == "sidecar"
+    assert clean.modules == tagged.modules
+    assert clean.nodes == tagged.nodes
+
+
+def test_a_missing_data_file_is_no_hindrance(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+    report = modelexport.export_model(model, torch.ones(1, 64), tmp_path / "m.onnx", strategy="fx")
+    before = analyze(report.onnx_path)
+    assert [(data.name, data.present) for data in before.file.data_files] == [("m.onnx.data", True)]
+    report.data_paths[0].unlink()
+    after = analyze(report.onnx_path)
+    assert not after.file.data_files[0].present
+    assert after.modules == before.modules
+    assert after.totals == before.totals
+
+
+def test_weights_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with a hole of 4 GiB where a weight would be: reading it would take memory and time."""
+    head = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [head], [head])
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [4], np.zeros(4, np.float32).tobytes(), raw=True)
+    graph.initializer.append(weight)
+    model = helper.make_model(graph)
+    for tensor in model.graph.initializer:
+        tensor.ClearField("raw_data")
+        tensor.dims[0] = 1 << 29
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="w.bin")
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with (tmp_path / "w.bin").open("wb") as file:
+        os.truncate(file.fileno(), 4 << 29)
+    assert analyze(tmp_path / "m.onnx").totals.bytes == 4 << 29
+
+
+def test_every_dtype_has_its_size(tmp_path: Path) -> None:
+    sizes = {TensorProto.INT4: 4, TensorProto.BFLOAT16: 16, TensorProto.FLOAT8E4M3FN: 8, TensorProto.BOOL: 8}
+    sizes |= {TensorProto.DOUBLE: 64, TensorProto.COMPLEX128: 128, TensorProto.STRING: 0}
+    graph = helper.make_graph([], "g", [], [])
+    for kind in sizes:
+        graph.initializer.add(name=f"w{kind}", data_type=kind, dims=[3, 3])
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    assert analyze(tmp_path / "m.onnx").totals.bytes == sum((9 * bits + 7) // 8 for bits in sizes.values())
+
+
+def test_a_data_file_outside_is_refused(tmp_path: Path) -> None:
+    graph = helper.make_graph([], "g", [], [])
+    weight = graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="../../etc/passwd")
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    with pytest.raises(FormatError, match="outside"):
+        analyze(tmp_path / "m.onnx")
+
+
+def test_a_lost_sidecar_or_broken_metadata_does_not_stop_it(exported: Path) -> None:
+    whole = analyze(exported)
+    sidecar = sidecar_path(exported).read_bytes()
+    sidecar_path(exported).unlink()
+    assert analyze(exported) == whole
+    sidecar_path(exported).write_bytes(sidecar)
+    edit(exported, lambda model: setattr(model.metadata_props[0], "value", "{"))
+    assert analyze(exported).modules == whole.modules
+
+
+def test_json_and_csv_are_complete(exported: Path) -> None:
+    result = analyze(exported)
+    assert msgspec.json.decode(msgspec.json.encode(result), type=Analysis) == result
+    content = json.loads(msgspec.json.encode(result))
+    assert content["format"] == "modelexport-analysis/1"
+    rows = list(csv.DictReader(io.StringIO(_csv(result))))
+    assert Counter(row["kind"] for row in rows) == {"module": len(result.modules), "node": len(result.nodes)}
+    nodes = [row for row in rows if row["kind"] == "node"]
+    assert [row["node"] for row in nodes] == [node.node for node in result.nodes]
+    assert sum(int(row["bytes"]) for row in nodes) == result.totals.bytes
+    modules = {row["module"]: row for row in rows if row["kind"] == "module"}
+    assert {path: int(row["nodes"]) for path, row in modules.items()} == {m.module: m.nodes for m in result.modules}
+
+
+def test_without_details_the_counts_are_the_same(exported: Path) -> None:
+    short, full = analyze(exported, details=False), analyze(exported)
+    assert short.totals == full.totals
+    assert short.by_tag == full.by_tag
+    assert short.nodes == ()
