@@ -208,7 +208,7 @@ class Topology:
             told = f"it is a {node.op_type}; at export it was a {record.op_type}"
             self._add(Code.OPERATOR_CHANGED, node.key, told)
         elif record.inputs == node.inputs:
-            told = f"what this {node.op_type} does is not what it did at export"
+            told = f"the attributes of this {node.op_type} are not those of the export"
             self._add(Code.ATTRIBUTE_CHANGED, node.key, told)
         if record.inputs != node.inputs:
             told = f"it reads {', '.join(node.inputs)}; at export it read {', '.join(record.inputs)}"

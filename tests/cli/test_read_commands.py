@@ -1,0 +1,212 @@
+"""The commands that read: what they print, word for word, and how they end.
+
+UPDATE_GOLDEN=1 writes the golden files anew; look at the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import modelexport
+from damage import copied, edit, net
+from modelexport.cli.main import main
+from zoo import distinct
+
+pytestmark = pytest.mark.integration
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, inputs = net()
+    path = tmp_path_factory.mktemp("original") / "m.onnx"
+    modelexport.export_model(distinct(model), inputs, path, strategy="htp", with_report=True)
+    modelexport.strip(path, path.with_name("base.onnx"))
+    return path
+
+
+@pytest.fixture
+def onnx_file(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = copied(original, tmp_path / "copy")
+    monkeypatch.chdir(path.parent)
+    return Path(path.name)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def check_golden(text: str, name: str) -> None:
+    golden = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def damage(model) -> None:  # type: ignore[no-untyped-def]
+    """A tag lost, an attribute changed."""
+    model.graph.node[1].ClearField("doc_string")
+    next(a for node in model.graph.node for a in node.attribute if a.name == "epsilon").f = 0.5
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    ("name", "arguments", "code"),
+    [
+        ("analyze_summary.txt", ["analyze", "m.onnx"], 0),
+        ("analyze_detailed.txt", ["analyze", "m.onnx", "--output-format", "detailed"], 0),
+        ("analyze.json", ["analyze", "m.onnx", "--output-format", "json"], 0),
+        ("analyze.csv", ["analyze", "m.onnx", "--output-format", "csv"], 0),
+        ("analyze_filtered.txt", ["analyze", "m.onnx", "--filter-tag", "encoder.blocks.0"], 0),
+        ("analyze_no_match.txt", ["analyze", "m.onnx", "--filter-tag", "/Net/Decoder"], 0),
+        ("analyze_untagged.txt", ["analyze", "base.onnx"], 0),
+        ("validate.txt", ["validate", "m.onnx", "--check-consistency"], 0),
+        ("validate.json", ["validate", "m.onnx", "--check-consistency", "--output-format", "json"], 0),
+        ("compare_with_baseline.txt", ["compare", "base.onnx", "m.onnx"], 0),
+        ("compare_with_baseline.json", ["compare", "base.onnx", "m.onnx", "--output-format", "json"], 0),
+    ],
+)
+def test_output(onnx_file: Path, name: str, arguments: list[str], code: int) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code
+    assert result.stderr == ""
+    check_golden(result.stdout, name)
+    if name.endswith(".txt"):
+        lines = result.stdout.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert all(line == line.rstrip() for line in lines)
+    written = run(*arguments, "--output-file", "out") if arguments[0] != "validate" else None
+    if written is not None:
+        assert written.stdout == ""
+        assert written.exit_code == code
+        assert Path("out").read_text() == result.stdout
+
+
+@pytest.mark.regression
+def test_output_for_damage(onnx_file: Path) -> None:
+    edit(onnx_file, damage)
+    for name, arguments in (
+        ("validate_damage.txt", ["validate", "m.onnx", "--check-consistency"]),
+        ("validate_damage.json", ["validate", "m.onnx", "--check-consistency", "--output-format", "json"]),
+        ("compare_different.txt", ["compare", "base.onnx", "m.onnx"]),
+        ("compare_different.json", ["compare", "base.onnx", "m.onnx", "--output-format", "json"]),
+        ("validate_repair.txt", ["validate", "m.onnx", "--repair"]),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 1
+        check_golden(result.stdout, name)
+    assert Path("m.onnx.bak").exists()
+
+
+@pytest.mark.regression
+def test_report(original: Path) -> None:
+    """Times and versions differ from run to run; all else is the same."""
+    text = original.with_name("m_report.md").read_text()
+    steps = re.search(r"## Steps\n\n(.*?)\n\n", text, re.DOTALL)
+    assert steps is not None
+    assert "export with torch (torchscript)" in steps[1]
+    text = re.sub(r"\| (\*\*)?\d+\.\d{3}(\*\*)? \|", "| … |", text)
+    text = re.sub(r"(\| (?:modelexport|torch|onnx|onnxscript) \|) .* \|", r"\1 … |", text)
+    check_golden(text, "report.md")
+
+
+def test_report_is_only_written_when_asked_for(tmp_path: Path) -> None:
+    model, inputs = net()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
+    assert report.report_path is None
+    assert not (tmp_path / "m_report.md").exists()
+    again = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp", with_report=True)
+    assert again.report_path == tmp_path / "m_report.md"
+    assert again["files"]["report"] == str(again.report_path)
+    assert (tmp_path / "m_report.md").read_text().startswith("# m.onnx\n")
+
+
+BAD = {
+    "cut.onnx": lambda whole: whole[: len(whole) // 2],
+    "text.onnx": lambda whole: b"This is not a model.\n",
+    "empty.onnx": lambda whole: b"",
+}
+
+
+@pytest.mark.parametrize(
+    "command", ["analyze", "validate", "validate --check-consistency", "validate --repair", "compare"]
+)
+@pytest.mark.parametrize("bad", [*BAD, "folder", "missing.onnx"])
+def test_bad_files_give_one_line(onnx_file: Path, command: str, bad: str) -> None:
+    if bad == "folder":
+        Path(bad).mkdir()
+    elif bad in BAD:
+        Path(bad).write_bytes(BAD[bad](onnx_file.read_bytes()))
+    before = sorted(Path().iterdir())
+    for files in [[bad, "m.onnx"], ["m.onnx", bad]] if command == "compare" else [[bad]]:
+        result = run(*command.split(), *files)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert re.fullmatch(r"Error: [^\n]*\n", result.stderr)
+        assert bad in result.stderr
+    assert sorted(Path().iterdir()) == before
+
+
+def test_json_for_no_match(onnx_file: Path) -> None:
+    result = run("analyze", "m.onnx", "--filter-tag", "nothing", "--output-format", "json")
+    assert result.exit_code == 0
+    content = json.loads(result.stdout)
+    assert content["nodes"] == []
+    assert content["suggestions"]
+
+
+def test_names_cannot_steer_a_terminal(onnx_file: Path) -> None:
+    def rename(model) -> None:  # type: ignore[no-untyped-def]
+        evil = "\x1b[2J\x07evil\u202e"
+        model.graph.node[0].op_type = evil
+        model.graph.input[0].name = evil
+
+    edit(onnx_file, rename)
+    for arguments in (["analyze"], ["analyze", "--output-format", "detailed"], ["validate", "--check-consistency"]):
+        result = run(arguments[0], "m.onnx", *arguments[1:])
+        assert "evil" in result.stdout
+        assert not set("\x1b\x07\u202e") & set(result.stdout)
+    assert not set("\x1b\x07\u202e") & set(run("compare", "base.onnx", "m.onnx").stdout)
+
+
+def test_unwritable_places(onnx_file: Path) -> None:
+    for target in ("no/such/folder/out.json", "."):
+        result = run("analyze", "m.onnx", "--output-format", "json", "--output-file", target)
+        assert result.exit_code == 2
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.must
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["analyze", "m.onnx"],
+        ["validate", "m.onnx", "--repair"],
+        ["compare", "base.onnx", "m.onnx"],
+        ["strip", "m.onnx", "s.onnx"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_reading_needs_neither_torch_nor_a_runtime(onnx_file: Path, arguments: list[str]) -> None:
+    code = (
+        f"import sys\nfrom modelexport.cli.main import main\nmain({arguments!r}, standalone_mode=False)\n"
+        "assert not {'torch', 'transformers', 'onnxruntime'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_closed_pipe_is_no_error(onnx_file: Path) -> None:
+    script = "from modelexport.cli.main import main; main()"
+    command = f"{sys.executable} -c '{script}' analyze m.onnx --output-format json | head -c 10"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert result.stdout.startswith("{")
+    assert "Traceback" not in result.stderr
