@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -56,7 +55,7 @@ def test_what_the_demo_suggests_works(demo: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     text = (demo / "stdout.txt").read_text().split("Try next:")[1]
     commands = [line.strip() for line in text.splitlines() if line.strip()]
-    assert len(commands) == 4
+    assert len(commands) == 6
     for command in commands:
         result = subprocess.run(command, shell=True, capture_output=True, text=True)
         assert result.returncode == 0, f"{command}\n{result.stderr}"
@@ -229,10 +228,8 @@ def test_progress_goes_to_stderr_as_plain_lines(demo: Path, tmp_path: Path) -> N
     assert "..." not in result.stdout.replace("…", "")
 
 
-def test_siblings_are_drawn_once(tmp_path: Path) -> None:
-    from rich.console import Console
-
-    from modelexport.cli.render import module_tree
+def test_siblings_are_drawn_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from modelexport.cli.summary import show_summary
     from zoo import Block
 
     class Tower(nn.Module):
@@ -246,8 +243,7 @@ def test_siblings_are_drawn_once(tmp_path: Path) -> None:
             return x
 
     report = modelexport.export_model(Tower(), torch.ones(1, 8), tmp_path / "m.onnx", strategy="fx")
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(module_tree(report.hierarchy))
-    text = console.export_text()
+    show_summary(report)
+    text = capsys.readouterr().out
     assert "Block.0 … Block.4  x5" in text
     assert text.count("Block.") == 2

@@ -38,7 +38,8 @@ def models(draw: st.DrawFn) -> onnx.ModelProto:
 
     def graph(name: str, depth: int) -> onnx.GraphProto:
         nodes = [node(f"{name}_{i}", depth) for i in range(draw(st.integers(0, 3)))]
-        weights = [numpy_helper.from_array(np.arange(5, dtype=np.float32), f"{name}_w")] if draw(st.booleans()) else []
+        sizes = draw(st.lists(st.sampled_from([5, 300]), max_size=2))
+        weights = [numpy_helper.from_array(np.arange(size, dtype=np.float32), f"{name}_w{size}") for size in sizes]
         return helper.make_graph(nodes, name, [], [], weights, doc_string=draw(st.text(max_size=3)))
 
     functions = []
@@ -77,17 +78,18 @@ def test_reading_without_weights_keeps_all_else(model: onnx.ModelProto) -> None:
     emptied = onnx.ModelProto()
     emptied.CopyFrom(model)
     for tensor in emptied.graph.initializer:
-        tensor.ClearField("raw_data")
+        if tensor.dims[0] == 300:
+            tensor.ClearField("raw_data")
     assert read == emptied
 
 
 @pytest.mark.parametrize("data_type", [TensorProto.FLOAT, TensorProto.INT64, TensorProto.DOUBLE, TensorProto.INT32])
 def test_every_kind_of_payload_is_left_out(data_type: int) -> None:
-    tensor = helper.make_tensor("w", data_type, [3], [1, 2, 3])
+    tensor = helper.make_tensor("w", data_type, [2000], range(2000))
     model = helper.make_model(helper.make_graph([], "g", [], [], [tensor]))
     read = onnx.ModelProto.FromString(wire.without_payload(model.SerializeToString()))
-    assert read.graph.initializer[0].dims == [3]
-    assert read.graph.initializer[0].ByteSize() < tensor.ByteSize()
+    assert read.graph.initializer[0].dims == [2000]
+    assert read.graph.initializer[0].ByteSize() < 20
 
 
 @given(st.binary(max_size=60))

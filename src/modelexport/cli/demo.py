@@ -82,9 +82,11 @@ def _show_next_steps(folder: Path) -> None:
     lines = [
         "",
         "Try next:",
-        f"  modelexport export {folder}/bert-tiny {folder}/traced.onnx --strategy htp",
-        f"  modelexport export {folder}/bert-tiny {folder}/all.onnx --torch-nn all --input-shape 2,64",
+        f"  modelexport analyze {folder}/bert-tiny.onnx --filter-tag encoder.layer.0",
+        f"  modelexport validate {folder}/bert-tiny.onnx --check-consistency",
         f"  modelexport strip {folder}/bert-tiny.onnx {folder}/baseline.onnx",
-        f"  python -c \"import modelexport; print(modelexport.load('{folder}/bert-tiny.onnx').tags[0])\"",
+        f"  modelexport compare {folder}/baseline.onnx {folder}/bert-tiny.onnx",
+        f"  modelexport export {folder}/bert-tiny {folder}/traced.onnx --strategy htp --with-report",
+        f"  modelexport export {folder}/bert-tiny {folder}/all.onnx --torch-nn all --input-shape 2,64",
     ]
     click.echo("\n".join(lines))
