@@ -11,6 +11,8 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 
 from modelexport.graph import Graph, Node
 
+PACKED: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
+"""Types of which several values share a byte, with the bits of one."""
 _BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _STRIPPED = (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS)
 
@@ -65,17 +67,27 @@ def _sparse(attribute: AttributeProto) -> list[onnx.SparseTensorProto]:
     return [*single, *attribute.sparse_tensors]
 
 
-def tensor_content(tensor: TensorProto) -> bytes:
+def content(tensor: TensorProto | onnx.SparseTensorProto) -> bytes:
     """Type, shape and values, however the values are stored."""
+    if isinstance(tensor, TensorProto):
+        return tensor_content(tensor)
+    shape = repr(tuple(tensor.dims)).encode()
+    return shape + tensor_content(tensor.values) + tensor_content(tensor.indices)
+
+
+def tensor_content(tensor: TensorProto) -> bytes:
+    """The same of a dense tensor; one whose values lie in a data file goes by its place there."""
     head = f"{tensor.data_type}{tuple(tensor.dims)}\0".encode()
-    if tensor.HasField("raw_data"):
+    if tensor.HasField("raw_data") and tensor.data_type not in PACKED:
         return head + bytes(tensor.raw_data)
     if tensor.data_type == TensorProto.STRING:
         return head + b"".join(len(text).to_bytes(8, "little") + text for text in tensor.string_data)
-    try:
-        return head + bytes(numpy_helper.to_array(tensor).tobytes())
-    except (ValueError, TypeError):  # values that do not fit the shape: as they stand
-        return head + bytes(tensor.SerializeToString(deterministic=True))
+    if tensor.data_location != TensorProto.EXTERNAL:
+        try:
+            return head + bytes(numpy_helper.to_array(tensor).tobytes())
+        except (ValueError, TypeError, KeyError):  # values that do not fit the shape, or a type nobody knows
+            pass
+    return head + bytes(tensor.SerializeToString(deterministic=True))
 
 
 def work_digests(graph: Graph) -> list[str | None]:

@@ -37,7 +37,9 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     label: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    initializers: dict[str, onnx.TensorProto]
+    initializers: dict[str, onnx.TensorProto | onnx.SparseTensorProto]
+    declared: str = ""
+    """What a function declares beside its nodes: its attributes and their defaults."""
 
 
 class Graph:
@@ -141,7 +143,9 @@ class _Builder:
         names = [*function.input, *(name for node in function.node for name in node.output)]
         scopes = [{name: prefix + name for name in names if name}]
         outputs = tuple(_resolve(name, scopes) for name in function.output)
-        self.functions[key] = Body(key, tuple(prefix + name for name in function.input), outputs, {})
+        defaults = sorted(attribute.SerializeToString().hex() for attribute in function.attribute_proto)
+        declared = " ".join((*sorted(function.attribute), *defaults))
+        self.functions[key] = Body(key, tuple(prefix + name for name in function.input), outputs, {}, declared)
         self._add_nodes(function.node, prefix, scopes, -1, key)
 
     def _add_nodes(
@@ -175,12 +179,13 @@ class _Builder:
         self, index: int, label: str, graph: onnx.GraphProto, prefix: str, scopes: _Scopes, function: str
     ) -> None:
         inputs = [value.name for value in graph.input]
-        initializers = {prefix + tensor.name: tensor for tensor in graph.initializer}
-        names = [*inputs, *(name for node in graph.node for name in node.output)]
+        weights = {tensor.name: tensor for tensor in graph.initializer}
+        weights |= {sparse.values.name: sparse for sparse in graph.sparse_initializer}
+        names = [*inputs, *weights, *(name for node in graph.node for name in node.output)]
         own = {name: prefix + name for name in names if name}
-        own.update({tensor.name: prefix + tensor.name for tensor in graph.initializer})
         inner = [*scopes, own]
         outputs = tuple(_resolve(value.name, inner) for value in graph.output)
+        initializers = {prefix + name: weight for name, weight in weights.items()}
         body = Body(label, tuple(prefix + name for name in inputs), outputs, initializers)
         self.bodies.setdefault(index, []).append(body)
         self._add_nodes(graph.node, prefix, inner, index, function)

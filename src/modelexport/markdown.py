@@ -13,7 +13,7 @@ from modelexport.tagged.sidecar import ModuleRecord, Sidecar, TensorInfo
 
 _MOST_ROWS = 300
 """Tables of a page have no more rows than this; the sidecar has everything."""
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f`|<>]")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069`|<>]")
 
 
 def report_path(onnx_path: Path) -> Path:

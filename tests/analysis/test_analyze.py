@@ -98,6 +98,15 @@ def test_a_tag_does_not_match_its_longer_brother(tmp_path: Path) -> None:
     assert list(analyze(tmp_path / "m.onnx", one.rpartition("/")[0]).by_tag) == [one]
 
 
+def test_brackets_in_a_name_are_no_glob(tmp_path: Path) -> None:
+    model = nn.Sequential()
+    model.register_module("a[0]", nn.LayerNorm(4))
+    modelexport.export_model(model, torch.randn(1, 4), tmp_path / "m.onnx", strategy="htp")
+    tag = next(tag for tag in analyze(tmp_path / "m.onnx").by_tag if "LayerNorm" in tag)
+    for text in (tag, "a[0]"):
+        assert analyze(tmp_path / "m.onnx", text).totals.nodes > 0
+
+
 def test_auxiliary_nodes(tmp_path: Path) -> None:
     for name in ("conditional_bodies", "encoder_layer", "lstm"):
         model, inputs = ZOO[name]()
@@ -175,6 +184,15 @@ def test_every_dtype_has_its_size(tmp_path: Path) -> None:
         graph.initializer.add(name=f"w{kind}", data_type=kind, dims=[3, 3])
     (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     assert analyze(tmp_path / "m.onnx").totals.bytes == sum((9 * bits + 7) // 8 for bits in sizes.values())
+
+
+@pytest.mark.parametrize("location", ["x" * 5000, "no such file"])
+def test_an_impossible_data_file_is_a_missing_one(location: str, tmp_path: Path) -> None:
+    graph = helper.make_graph([], "g", [], [])
+    weight = graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value=location)
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    assert not analyze(tmp_path / "m.onnx").file.data_files[0].present
 
 
 def test_a_data_file_outside_is_refused(tmp_path: Path) -> None:

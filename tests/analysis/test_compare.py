@@ -211,6 +211,75 @@ def test_sharing_a_constant_is_not_having_two(tmp_path: Path) -> None:
     assert not compare(*(save(model, tmp_path / f"{i}.onnx") for i, model in enumerate(models))).same_topology
 
 
+def model_of(nodes: list[onnx.NodeProto], outputs: list[str], **parts: object) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "g", [value_info("x")], [value_info(name) for name in outputs])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("f", 1)], **parts)
+
+
+@pytest.mark.regression
+def test_swapped_inputs_are_a_difference(tmp_path: Path) -> None:
+    """One is a leaf, the other a node that reads nothing: neither leads further."""
+    one = helper.make_node("Constant", [], ["c"], value=tensor(1.0))
+    paths = [
+        save(model_of([one, helper.make_node("Sub", reads, ["y"])], ["y"]), tmp_path / f"{reads[0]}.onnx")
+        for reads in (["x", "c"], ["c", "x"])
+    ]
+    assert not compare(*paths).same_topology
+
+
+@pytest.mark.regression
+def test_names_that_are_made_twice_do_not_hang_it(tmp_path: Path) -> None:
+    """No valid model, but one that other programs write; each node counts."""
+    twice = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["y"])]
+    a = save(model_of(twice, ["y"]), tmp_path / "a.onnx")
+    b = save(renamed(model_of(twice, ["y"])), tmp_path / "b.onnx")
+    c = save(renamed(model_of(twice[1:], ["y"])), tmp_path / "c.onnx")
+    assert compare(a, b).same_topology
+    assert not compare(a, c).same_topology
+
+
+@pytest.mark.regression
+def test_functions_are_compared_with_what_they_declare(tmp_path: Path) -> None:
+    def with_default(value: float) -> onnx.ModelProto:
+        inner = helper.make_node("LeakyRelu", ["a"], ["b"])
+        inner.attribute.add(name="alpha", type=onnx.AttributeProto.FLOAT, ref_attr_name="slope")
+        function = helper.make_function(
+            "f", "Leaky", ["a"], ["b"], [inner], [helper.make_opsetid("", 18)],
+            attribute_protos=[helper.make_attribute("slope", value)],
+        )  # fmt: skip
+        return model_of([helper.make_node("Leaky", ["x"], ["y"], domain="f")], ["y"], functions=[function])
+
+    a, b, c = (save(with_default(v), tmp_path / f"{i}.onnx") for i, v in enumerate((0.1, 0.1, 0.2)))
+    assert compare(a, b).same_topology
+    assert not compare(a, c).same_topology
+
+
+@pytest.mark.performance
+def test_many_dead_twins_take_few_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from modelexport.analysis import dead_ends
+
+    rounds = []
+    plain = dead_ends._Part.__init__
+    monkeypatch.setattr(dead_ends._Part, "__init__", lambda self, *given: rounds.append(1) or plain(self, *given))
+    dead = [helper.make_node("Constant", [], [f"c{i}"], value=tensor(1.0)) for i in range(300)]
+    dead += [helper.make_node("Abs", [f"c{i}"], [f"d{i}"]) for i in range(300)]
+    model = model_of([helper.make_node("Relu", ["x"], ["y"]), *dead], ["y"])
+    assert compare(save(model, tmp_path / "a.onnx"), save(renamed(model), tmp_path / "b.onnx")).same_topology
+    assert len(rounds) <= 6
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4])
+def test_packed_values_are_seen_through(kind: int, tmp_path: Path) -> None:
+    typed = helper.make_tensor("w", kind, [3], [1, 2, 3])
+    raw = helper.make_tensor("w", kind, [3], bytes([0x21, 0x03]), raw=True)
+    paths = []
+    for number, weight in enumerate((typed, raw)):
+        model = model_of([helper.make_node("Identity", ["w"], ["y"])], ["y"])
+        model.graph.initializer.append(weight)
+        paths.append(save(model, tmp_path / f"{number}.onnx"))
+    assert compare(*paths).same_topology
+
+
 # Real exports
 
 

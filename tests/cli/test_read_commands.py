@@ -177,8 +177,28 @@ def test_names_cannot_steer_a_terminal(onnx_file: Path) -> None:
     assert not set("\x1b\x07\u202e") & set(run("compare", "base.onnx", "m.onnx").stdout)
 
 
+@pytest.mark.parametrize("target", ["m.onnx", "./m.onnx", "m_hierarchy.json", "base.onnx", "other.onnx"])
+def test_what_is_read_is_not_written_over(onnx_file: Path, target: str) -> None:
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    for arguments in (["analyze", "m.onnx"], ["compare", "base.onnx", "m.onnx"]):
+        result = run(*arguments, "--output-file", target)
+        assert result.exit_code == 2
+        assert result.stderr.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_pipes_and_links_stay_what_they_are(onnx_file: Path) -> None:
+    Path("real.txt").write_text("old")
+    Path("link.txt").symlink_to("real.txt")
+    run("analyze", "m.onnx", "--output-file", "link.txt")
+    assert Path("link.txt").is_symlink()
+    assert Path("real.txt").read_text().startswith("m.onnx:")
+    assert run("analyze", "m.onnx", "--output-file", "/dev/null").exit_code == 0
+    assert not Path("/dev/null").is_file()
+
+
 def test_unwritable_places(onnx_file: Path) -> None:
-    for target in ("no/such/folder/out.json", "."):
+    for target in ("no/such/folder/out.json", ".", "x" * 5000):
         result = run("analyze", "m.onnx", "--output-format", "json", "--output-file", target)
         assert result.exit_code == 2
         assert result.stderr.count("\n") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -59,7 +60,7 @@ def test_strip_undoes_tagging_to_the_byte(model: onnx.ModelProto) -> None:
     queue = iter(tags)
     pieces = wire.rewrite(
         data,
-        lambda old: codec.encode(next(queue), None if old is None else old.decode()),
+        lambda old: codec.encode(msgspec.structs.replace(next(queue), doc=None if old is None else old.decode())),
         add_metadata=("modelexport.hierarchy", "{}"),
     )
     tagged = b"".join(pieces)
@@ -119,6 +120,6 @@ def test_a_tag_reads_back() -> None:
     text = codec.encode(tag)
     assert codec.decode(text) == tag
     assert text.startswith(b'{"hierarchy_tags":["/A","/B"],"hierarchy_path":"/A","hierarchy_count":2,')
-    assert codec.decode(codec.encode(tag, "was here")).doc == "was here"
+    assert codec.decode(codec.encode(msgspec.structs.replace(tag, doc="was here"))).doc == "was here"
     for other in ("", "plain text", "{}", '{"hierarchy_path": 3}', "[1, 2"):
         assert codec.decode(other) is None

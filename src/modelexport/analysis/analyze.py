@@ -15,7 +15,7 @@ from modelexport.attribution.status import Status
 from modelexport.collector import collector_paused
 from modelexport.tagged.build import tensor_infos
 from modelexport.tagged.codec import NodeTag
-from modelexport.tagged.files import StrPath, external_files, opsets
+from modelexport.tagged.files import StrPath, external_files, is_file, opsets
 from modelexport.tagged.model import TaggedModel, load, recorded_tags
 from modelexport.tagged.sidecar import TensorInfo
 from modelexport.tagged.weights import declared_weights
@@ -201,9 +201,7 @@ class _Analyzer:
             inputs=tensor_infos(proto.graph.input),
             outputs=tensor_infos(proto.graph.output),
             dropped_outputs=() if source is None else source.export.dropped_outputs,
-            data_files=tuple(
-                DataFile(name, (self.model.path.parent / name).is_file()) for name in external_files(proto)
-            ),
+            data_files=tuple(DataFile(name, is_file(self.model.path.parent / name)) for name in external_files(proto)),
         )
 
     def read_weights(self) -> dict[int, tuple[int, int]]:

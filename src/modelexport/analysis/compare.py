@@ -13,7 +13,7 @@ from modelexport.analysis.topology import canonical_form, node_labels
 from modelexport.collector import collector_paused
 from modelexport.fingerprint import attribute_digests
 from modelexport.tagged.build import tensor_infos
-from modelexport.tagged.files import StrPath, mapped, opsets, parse
+from modelexport.tagged.files import StrPath, as_path, mapped, opsets, parse
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.sidecar import TensorInfo
 from modelexport.tagged.weights import content_digests
@@ -131,7 +131,7 @@ class _File:
 def compare(a: StrPath, b: StrPath) -> Comparison:
     """Compare two ONNX files, tagged or not. Reads the weights, since a changed weight is a difference."""
     with collector_paused():
-        first, second = _File(Path(a)), _File(Path(b))
+        first, second = _File(as_path(a)), _File(as_path(b))
         same, pairs = _paired(first, second)
         left, right = first.summary(), second.summary()
         modules = () if same else _module_changes(first, second, pairs)

@@ -17,24 +17,37 @@ from modelexport.tagged import codec
 from modelexport.tagged.build import all_tags, consumer_tags, expected_hierarchy, statistics, tensor_infos
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.model import TaggedModel, recorded_tags
-from modelexport.tagged.sidecar import FORMAT, Embedded, ModuleRecord, NodeRecord, Sidecar, content_digest, sidecar_path
+from modelexport.tagged.sidecar import (
+    FORMAT,
+    METADATA_KEY,
+    Embedded,
+    ModuleRecord,
+    NodeRecord,
+    Sidecar,
+    content_digest,
+    encode_sidecar,
+    sidecar_path,
+)
 
 
 class Story:
     """What a file, its metadata and its sidecar say, and which of them is believed where they differ.
 
-    `tags` is the believed tag of each node: the sidecar's where the sidecar belongs to the file and its
-    counts are those of the module records, else the node's own. The sidecar is only read where the digests
-    recorded at export do not tell already that nothing was changed.
+    Digests recorded at export tell which of them is as it was; where there are none, the side whose counts
+    are those of the module records is believed. `tags` is the believed tag of each node. The sidecar is not
+    even read where the digests tell that nothing was changed.
     """
 
     def __init__(self, model: TaggedModel) -> None:
         self.model = model
         self.findings: list[Finding] = []
+        self.changed_metadata: Embedded | None = None
         self.embedded = self._read_embedded()
+        self.tags_intact = self._tags_are_intact()
         self.is_as_exported = self._is_as_exported()
         self.sidecar = None if self.is_as_exported else self._read_sidecar()
-        self.source: Embedded | Sidecar | None = self.embedded or self.sidecar
+        self.sidecar_intact = self.is_as_exported or self._sidecar_is_intact()
+        self.source: Embedded | Sidecar | None = self.embedded or self.sidecar or self.changed_metadata
         self.modules: dict[str, ModuleRecord] = {} if self.source is None else self.source.modules
         self.lineage = Lineage(self.modules)
         self.recorded = None if self.sidecar is None else recorded_tags(model.graph, self.sidecar, model.tags)
@@ -51,9 +64,11 @@ class Story:
         return totals(Counter(tag.hierarchy_module for tag in tags if tag is not None), self.lineage)
 
     def _believes_nodes(self, recorded: Sequence[NodeTag | None]) -> bool:
-        """Whether the nodes' own tags fit the module records where those in the sidecar do not."""
-        if all(map(operator.is_, recorded, self.model.tags)):
+        """Whether the nodes' own tags are right where those in the sidecar are others."""
+        if self.tags_intact or all(map(operator.is_, recorded, self.model.tags)):
             return True
+        if self.sidecar_intact:
+            return False
         return not self._counts_fit(recorded) and self._counts_fit(self.model.tags)
 
     def carried_tags(self) -> dict[str, str]:
@@ -65,15 +80,32 @@ class Story:
         return carried
 
     def _read_embedded(self) -> Embedded | None:
+        """The file's own metadata, if it can be read and is as it was written."""
         try:
-            return self.model.embedded
+            embedded = self.model.embedded
         except FormatError:
             return None
+        if embedded is None or not embedded.digest or embedded.digest == embedded.computed_digest():
+            return embedded
+        self._add(Code.METADATA_DISAGREES, METADATA_KEY, "the model's metadata was changed after the export")
+        self.changed_metadata = embedded
+        return None
+
+    def tags_digest(self, tags: Sequence[NodeTag | None]) -> str:
+        return codec.digest([node.key for node in self.model.graph.nodes], tags)
+
+    def _tags_are_intact(self) -> bool:
+        return self.embedded is not None and self.embedded.tags_digest == self.tags_digest(self.model.tags)
+
+    def _sidecar_is_intact(self) -> bool:
+        if self.embedded is None or self.sidecar is None:
+            return False
+        return self.embedded.sidecar_digest == content_digest(encode_sidecar(self.sidecar))
 
     def _is_as_exported(self) -> bool:
         """Whether graph, tags and sidecar all have the digests recorded at export; then no record need be read."""
         embedded, model = self.embedded, self.model
-        if embedded is None or not embedded.sidecar_digest or not model.has_sidecar:
+        if embedded is None or not self.tags_intact or not model.has_sidecar:
             return False
         try:
             sidecar = sidecar_path(model.path).read_bytes()
@@ -81,7 +113,6 @@ class Story:
             return False
         return (
             content_digest(sidecar) == embedded.sidecar_digest
-            and codec.digest(model.tags) == embedded.tags_digest
             and topology_digest(model.graph, work_digests(model.graph)) == embedded.topology
         )
 
@@ -130,7 +161,10 @@ def check_consistency(story: Story) -> list[Finding]:
     topology = Topology(story)
     found = [*story.findings, *_check_modules(story), *topology.findings, *_check_tags(story, topology.moved)]
     if story.sidecar is not None:
-        found += _check_sidecar(story, story.sidecar, topology.moved)
+        told = list(_check_sidecar(story, story.sidecar, topology.moved))
+        if not (told or topology.findings or story.sidecar_intact) and story.embedded is not None:
+            told.append(finding(Code.SIDECAR_WRONG, story.sidecar_name, "it was changed after the export"))
+        found += told
     return found
 
 

@@ -38,10 +38,10 @@ def number_dead_ends(walk: Walk, dead: Iterable[int]) -> None:
             groups.setdefault(part.colour[index], []).append(index)
         for colour in sorted(groups):
             group = groups[colour]
-            alike = len(group) == 1 or all(part.reads_only_met(index) for index in group)
-            for index in group if alike else group[:1]:
+            settled = len(group) == 1 or all(part.reads_only_met(index) for index in group)
+            for index in group if settled or part.are_apart(group) else group[:1]:
                 walk.visit(index)
-            if not alike:
+            if not settled:
                 break
         left -= walk.number.keys()
 
@@ -63,6 +63,7 @@ class _Part:
         self.order = self._topological()
         self.colour = {index: walk.labels[index] for index in left}
         self._leaf = {name: self._leaf_text(name) for name in self.uses if self._is_unmet_leaf(name)}
+        self._joined = self._join()
         self._refine()
 
     def _reads(self, index: int) -> list[str]:
@@ -139,6 +140,34 @@ class _Part:
             for index in sorted(self.left)
             if nodes[index].enclosing not in self.left and not any(name in self.uses for name in nodes[index].outputs)
         ]
+
+    def are_apart(self, group: Sequence[int]) -> bool:
+        """Whether no two of these have anything in common that is left, so that any may come before the others."""
+        return len({self._island(index) for index in group}) == len(group)
+
+    def _island(self, index: int) -> int:
+        """A number for all nodes that hang together with this one."""
+        while self._joined[index] != index:
+            self._joined[index] = index = self._joined[self._joined[index]]
+        return index
+
+    def _join(self) -> dict[int, int]:
+        """Each node with one that it hangs together with: by a tensor that both touch, or one in the other's body."""
+        self._joined = {index: index for index in self.left}
+        nodes, producer = self.walk.graph.nodes, self.walk.graph.producer
+        for name, uses in self.uses.items():
+            maker = producer.get(name)
+            touching = [reader for reader, _ in uses]
+            if maker in self.left:
+                touching.append(maker)
+            elif name in self.walk.reference:
+                continue
+            for other in touching[1:]:
+                self._joined[self._island(other)] = self._island(touching[0])
+        for index in self.left:
+            if nodes[index].enclosing in self.left:
+                self._joined[self._island(index)] = self._island(nodes[index].enclosing)
+        return self._joined
 
     def reads_only_met(self, index: int) -> bool:
         return index not in self.inside and all(name in self.walk.reference for name in self._reads(index))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import onnx
 
 from modelexport.analysis.selection import Selection, tag_within
 from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError
-from modelexport.graph import Graph, flatten
+from modelexport.graph import Graph
 from modelexport.hierarchy.tree import is_within
 from modelexport.tagged import codec
-from modelexport.tagged.files import StrPath
-from modelexport.tagged.model import load, recorded_tags
+from modelexport.tagged.files import StrPath, as_path
+from modelexport.tagged.model import TaggedModel, load, recorded_tags
 from modelexport.tagged.sidecar import ModuleRecord, Sidecar, read_sidecar
 
 
@@ -50,29 +51,26 @@ def extract_module_subgraph(
     `hierarchy_metadata` is a sidecar: its path, its parsed JSON or the record; None takes the tags in the
     model itself. `target_module` is a tag or a module path; the root is "".
     """
-    graph = _graph(onnx_model)
+    model = TaggedModel(Path(), onnx_model) if isinstance(onnx_model, onnx.ModelProto) else load(onnx_model)
     sidecar = _sidecar(hierarchy_metadata)
-    if sidecar is None:
-        tags = [codec.decode(proto.doc_string) for proto in graph.protos]
-        modules: dict[str, ModuleRecord] = {}
-    else:
-        tags = recorded_tags(graph, sidecar)
-        modules = sidecar.modules
-    members = _members(tags, target_module, modules)
-    return _cut(graph, members)
+    tags = model.tags if sidecar is None else recorded_tags(model.graph, sidecar)
+    modules = _own_modules(model) if sidecar is None else sidecar.modules
+    return _cut(model.graph, _members(tags, target_module, modules))
 
 
-def _graph(model: onnx.ModelProto | StrPath) -> Graph:
-    if isinstance(model, onnx.ModelProto):
-        return flatten(model)
-    return load(model).graph
+def _own_modules(model: TaggedModel) -> dict[str, ModuleRecord]:
+    """The module records in the model itself, as far as it has any."""
+    with suppress(FormatError):
+        if model.embedded is not None:
+            return model.embedded.modules
+    return {}
 
 
 def _sidecar(metadata: Sidecar | Mapping[str, Any] | StrPath | None) -> Sidecar | None:
     if metadata is None or isinstance(metadata, Sidecar):
         return metadata
     if not isinstance(metadata, Mapping):
-        return read_sidecar(Path(metadata))
+        return read_sidecar(as_path(metadata))
     try:
         return msgspec.convert(metadata, Sidecar)
     except msgspec.ValidationError as error:

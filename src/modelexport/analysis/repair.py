@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from modelexport.analysis.consistency import Story, Topology
-from modelexport.fingerprint import topology_digest, work_digests
+from modelexport.errors import FileError
 from modelexport.tagged import codec, wire
 from modelexport.tagged.build import all_tags, complete, embed
 from modelexport.tagged.files import mapped, parse
@@ -20,6 +20,7 @@ from modelexport.tagged.sidecar import (
     Embedded,
     ModuleRecord,
     Sidecar,
+    content_digest,
     encode_embedded,
     encode_sidecar,
     sidecar_path,
@@ -42,6 +43,8 @@ def repair_file(path: Path) -> Repair:
         story = Story(TaggedModel(path, parse(data, path)))
         if story.is_as_exported:
             return Repair((), False, False, ())
+        if sidecar_path(path).is_dir():
+            raise FileError(f"{sidecar_path(path)} is a folder", hint="move it away; the sidecar has its name")
         plan = _Plan(story)
         new: dict[Path, list[wire.Buffer]] = {}
         if plan.sidecar is not None:
@@ -121,31 +124,22 @@ class _Plan:
         return all(counts[path] == record.nodes for path, record in modules.items())
 
     def _mended_metadata(self) -> Embedded | None:
+        """The metadata anew from the sidecar: proven by the digest that is left of it, or by the counts."""
         story = self.story
-        if not self.has_map or story.sidecar is None:
+        if not self.has_map or story.sidecar is None or story.embedded is not None:
             return None
-        if story.embedded is None:
-            return embed(story.sidecar, self.tags)
-        if story.sidecar.modules == story.embedded.modules or self._fits(story.embedded.modules):
-            return None
-        return embed(story.sidecar, self.tags) if self._fits(story.sidecar.modules) else None
+        new = embed(story.sidecar, story.tags_digest(self.tags))
+        if story.changed_metadata is not None:
+            return new if new.digest == story.changed_metadata.digest else None
+        return new if self._fits(story.sidecar.modules) else None
 
     def _mended_sidecar(self) -> Sidecar | None:
-        """The sidecar anew, from a file that is complete and has the topology that it was exported with."""
+        """The sidecar anew from the file, if it is the one that was exported."""
         embedded = self.metadata or self.story.embedded
-        if embedded is None or not self._fits(embedded.modules):
+        if embedded is None or self.story.sidecar_intact:
             return None
-        old, graph = self.story.sidecar, self.model.graph
-        if old is not None and self._differ_beyond_doubt(old, embedded):
-            return None
-        if topology_digest(graph, work_digests(graph)) != embedded.topology:
-            return None
-        new = complete(graph, self.tags, embedded.model, embedded.export, embedded.modules)
-        return None if new == old else new
-
-    def _differ_beyond_doubt(self, sidecar: Sidecar, embedded: Embedded) -> bool:
-        """Whether both module tables fit the nodes and yet differ, so that neither can be called right."""
-        return sidecar.modules != embedded.modules and self._fits(sidecar.modules)
+        new = complete(self.model.graph, self.tags, embedded.model, embedded.export, embedded.modules)
+        return new if content_digest(encode_sidecar(new)) == embedded.sidecar_digest else None
 
     def pieces(self, data: wire.Buffer) -> list[wire.Buffer]:
         """The file with what is mended in it; all other bytes are those that were there."""

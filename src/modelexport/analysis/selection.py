@@ -14,6 +14,7 @@ from modelexport.tagged.sidecar import ModuleRecord
 
 AUXILIARY_WORD = "auxiliary"
 _SUGGESTIONS = 5
+_GLOB = re.compile(r"[*?\[]")
 
 
 class Selection:
@@ -21,6 +22,7 @@ class Selection:
 
     def __init__(self, text: str | None, tags: Iterable[str], modules: dict[str, ModuleRecord]) -> None:
         self.text = text
+        self._is_glob = False
         self._tags = sorted({*tags, *(record.tag for record in modules.values() if record.tag is not None)})
         self._matches, self._of_path = self._understand(text, modules)
 
@@ -30,14 +32,15 @@ class Selection:
         """How the text matches tags, or which module path it names."""
         if text is None or text == AUXILIARY_WORD:
             return None, None
-        if any(character in text for character in "*?["):
-            pattern = re.compile(fnmatch.translate(text))
-            return (lambda name: pattern.match(name) is not None), None
         if text in modules and text:
             return None, text
         whole = text.rstrip("/")
         if any(tag_within(tag, whole) for tag in self._tags):
             return (lambda tag: tag_within(tag, whole)), None
+        if _GLOB.search(text):
+            pattern = re.compile(fnmatch.translate(text))
+            self._is_glob = True
+            return (lambda name: pattern.match(name) is not None), None
         return (lambda tag: text.startswith("/") and tag.startswith(text)), None
 
     def has_node(self, tag: NodeTag | None) -> bool:
@@ -60,10 +63,6 @@ class Selection:
         if self._of_path is not None:
             return is_within(path, self._of_path)
         return (tag is not None and self._matched(tag)) or (self._is_glob and self._matched(path))
-
-    @property
-    def _is_glob(self) -> bool:
-        return self.text is not None and any(character in self.text for character in "*?[")
 
     def _matched(self, name: str) -> bool:
         return self._matches is not None and self._matches(name)

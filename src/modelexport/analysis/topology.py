@@ -11,17 +11,18 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 import onnx
 
 from modelexport.analysis.dead_ends import number_dead_ends
 from modelexport.errors import FormatError
-from modelexport.fingerprint import tensor_content
+from modelexport.fingerprint import content
 from modelexport.graph import Graph, Node
 
-_END, _INSIDE, _BODY = -1, -2, -3
-"""Marks between the numbers of a form."""
+_END, _INSIDE, _BODY, _LEAVES = -1, -2, -3, -3
+"""Marks between the numbers of a form; the numbers of leaves lie below them."""
 
 
 class Canonical(NamedTuple):
@@ -47,8 +48,13 @@ def canonical_form(
 def node_labels(graph: Graph, attributes: Sequence[str | None]) -> list[str]:
     """What each node does, without what it reads: equal text for equal work. `attributes` are their digests."""
     functions: dict[str, str] = {}
-    for key in graph.functions:
-        _add_function(graph, key, attributes, functions, ())
+    members: dict[str, list[int]] = {key: [] for key in graph.functions}
+    for index, node in enumerate(graph.nodes):
+        if node.function:
+            members[node.function].append(index)
+    for key in _callees_first(graph, members):
+        told = {index: _label(graph.nodes[index], attributes[index], functions) for index in members[key]}
+        functions[key] = _function_form(graph, key, told).digest
     labels: list[str] = []
     known: dict[tuple[object, ...], str] = {}
     for node, said in zip(graph.nodes, attributes, strict=True):
@@ -65,19 +71,13 @@ def _label(node: Node, attributes: str | None, functions: Mapping[str, str]) -> 
     return f"{node.domain}:{node.op_type} {len(node.outputs)} {node.gaps} {attributes} {called}"
 
 
-def _add_function(
-    graph: Graph, key: str, attributes: Sequence[str | None], functions: dict[str, str], path: tuple[str, ...]
-) -> None:
-    """The digest of a local function, after those of the functions that it calls."""
-    if key in path:
-        raise FormatError(f"the function {key} calls itself", hint="ONNX has no recursion")
-    if key in functions:
-        return
-    members = [index for index, node in enumerate(graph.nodes) if node.function == key]
-    for called in {graph.nodes[index].calls_function for index in members} - {""}:
-        _add_function(graph, called, attributes, functions, (*path, key))
-    labels = {index: _label(graph.nodes[index], attributes[index], functions) for index in members}
-    functions[key] = _function_form(graph, key, labels).digest
+def _callees_first(graph: Graph, members: Mapping[str, Sequence[int]]) -> list[str]:
+    """The local functions, each after those that it calls."""
+    calls = {key: {graph.nodes[i].calls_function for i in indices} - {""} for key, indices in members.items()}
+    try:
+        return list(TopologicalSorter(calls).static_order())
+    except CycleError as error:
+        raise FormatError(f"the function {error.args[1][0]} calls itself", hint="ONNX has no recursion") from error
 
 
 def _function_form(graph: Graph, key: str, labels: Sequence[str] | Mapping[int, str]) -> Canonical:
@@ -85,7 +85,7 @@ def _function_form(graph: Graph, key: str, labels: Sequence[str] | Mapping[int, 
     leaves = {name: f"input {place}" for place, name in enumerate(body.inputs)}
     members = [index for index, node in enumerate(graph.nodes) if node.function == key]
     form = _form(graph, members, labels, leaves, body.outputs)
-    return Canonical(_hash([key, form.digest]), form.order)
+    return Canonical(_hash([key, body.declared, form.digest]), form.order)
 
 
 def _form(
@@ -114,51 +114,43 @@ class _Walk:
         self._met_leaves: list[str] = []
         for body in (body for bodies in graph.bodies.values() for body in bodies):
             for name, tensor in body.initializers.items():
-                self.leaves[name] = f"weight {hashlib.sha256(tensor_content(tensor)).hexdigest()}"
+                self.leaves[name] = f"weight {hashlib.sha256(content(tensor)).hexdigest()}"
 
     def follow(self, names: Sequence[str]) -> None:
         """Meet these tensors and everything that they are computed from."""
         stack = list(reversed(names))
-        producer, number, nodes, bodies = self.graph.producer, self.number, self.graph.nodes, self.graph.bodies
-        reference = self.reference
+        producer, reference = self.graph.producer, self.reference
         while stack:
             name = stack.pop()
             if name in reference:
                 continue
             index = producer.get(name)
             if index is None:
-                reference[name] = len(reference)
                 self._met_leaves.append(self.leaves.get(name, "undefined"))
-                continue
-            number[index] = len(number)
-            node = nodes[index]
-            for output in node.outputs:
-                reference[output] = len(reference)
-            if index in bodies:
-                self._enter(index)
-                for body in reversed(bodies[index]):
-                    stack.extend(reversed(body.outputs))
-            stack.extend(node.inputs[::-1])
+                reference[name] = -len(self._met_leaves) + _LEAVES
+            elif index not in self.number:
+                stack.extend(self._meet(index))
+            else:  # another node makes a tensor of this name too
+                reference[name] = len(reference)
 
     def visit(self, index: int) -> None:
-        """Meet a node that may have no outputs, or none that is read."""
-        if index in self.number:
-            return
-        node = self.graph.nodes[index]
-        if node.outputs:
-            self.follow(node.outputs[:1])
-            return
-        self.number[index] = len(self.number)
-        self._enter(index)
-        self.follow(node.inputs)
-        for body in self.graph.bodies.get(index, ()):
-            self.follow(body.outputs)
+        """Meet a node that no tensor leads to."""
+        if index not in self.number:
+            self.follow(self._meet(index)[::-1])
 
-    def _enter(self, index: int) -> None:
-        """Meet the inputs of a node's bodies."""
-        for body in self.graph.bodies.get(index, ()):
+    def _meet(self, index: int) -> list[str]:
+        """Number a node, what it makes and what its bodies are given; what it reads comes next, the last first."""
+        self.number[index] = len(self.number)
+        node, bodies = self.graph.nodes[index], self.graph.bodies.get(index, ())
+        reference = self.reference
+        for name in node.outputs:
+            reference.setdefault(name, len(reference))
+        given = [*node.inputs]
+        for body in bodies:
             for name in body.inputs:
-                self.reference[name] = len(self.reference)
+                reference[name] = len(reference)
+            given += body.outputs
+        return given[::-1]
 
     def digest(self, outputs: Sequence[str]) -> str:
         """All that was met, in the order of the numbers: what each node does, and the numbers of what it reads."""

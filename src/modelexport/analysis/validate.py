@@ -15,7 +15,7 @@ from modelexport.analysis.repair import Repair, repair_file
 from modelexport.collector import collector_paused
 from modelexport.errors import FormatError
 from modelexport.tagged import codec
-from modelexport.tagged.files import StrPath
+from modelexport.tagged.files import StrPath, as_path
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.sidecar import METADATA_KEY
 
@@ -36,7 +36,7 @@ class Validation(msgspec.Struct, frozen=True):
 
 def validate(onnx: StrPath, check_consistency: bool = False, repair: bool = False) -> Validation:
     """Check a file. `repair` mends from what is recorded, keeps a backup, and the findings are what is left."""
-    path = Path(onnx)
+    path = as_path(onnx)
     with collector_paused():
         mended = repair_file(path) if repair else None
         return _validate(path, check_consistency or repair, mended)
@@ -48,6 +48,8 @@ def _validate(path: Path, deep: bool, mended: Repair | None) -> Validation:
         story = Story(model) if deep and _has_map(model) else None
         tags = [*_check_metadata(model), *_check_format(model), *_check_coverage(model, story)]
         agreement = [] if story is None else check_agreement(story)
+        if story is not None and not (tags or agreement):
+            agreement += _check_tags_digest(story)
         told = complaint()
     compliance = [] if told is None else [finding(Code.ONNX_INVALID, path.name, " ".join(told.split()))]
     checks = {
@@ -97,6 +99,12 @@ def _format_problem(tag: codec.NodeTag) -> tuple[Code, str] | None:
     if tag.hierarchy_tags[:1] != (path,) or path[:1] != "/" or len(path.split()) != 1:
         return Code.TAG_FORMAT, f"{path!r} is not a tag, or not the first of the node's tags"
     return None
+
+
+def _check_tags_digest(story: Story) -> Iterator[Finding]:
+    """The last resort: nothing is wrong that could be named, and yet a tag is not as it was written."""
+    if story.embedded is not None and not story.tags_intact and story.embedded.tags_digest:
+        yield finding(Code.TAG_WRONG, story.model.path.name, "a tag was changed after the export")
 
 
 def _check_coverage(model: TaggedModel, story: Story | None) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 
 from modelexport.analysis.analyze import Analysis, ModuleFacts, analyze
 from modelexport.cli.render import (
+    check_output,
     counted,
     emit,
     line,
@@ -55,6 +56,7 @@ def analyze_command(onnx: Path, output_format: str, output_file: Path | None, fi
       modelexport analyze bert.onnx --filter-tag encoder.layer.0 --output-format detailed
       modelexport analyze bert.onnx --filter-tag '*/LayerNorm' --output-format csv
     """
+    check_output(output_file, onnx)
     with waiting(f"read {onnx.name}"):
         result = analyze(onnx, filter_tag, details=output_format != "summary")
     if output_format == "json":

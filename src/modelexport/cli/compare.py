@@ -10,7 +10,7 @@ import msgspec
 from rich.console import RenderableType
 
 from modelexport.analysis.compare import Comparison, FileSide, ModuleChange, compare
-from modelexport.cli.render import counted, emit, line, listed, plural, show, tensor, waiting
+from modelexport.cli.render import check_output, counted, emit, line, listed, plural, show, tensor, waiting
 
 _MOST = 8
 _MOST_MODULES = 20
@@ -35,6 +35,7 @@ def compare_command(ctx: click.Context, a: Path, b: Path, output_file: Path | No
       modelexport compare baseline.onnx bert.onnx
       modelexport compare v1.onnx v2.onnx --output-format json
     """
+    check_output(output_file, a, b)
     with waiting(f"compare {a.name} with {b.name}"):
         result = compare(a, b)
     if output_format == "json":

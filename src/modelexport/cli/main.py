@@ -36,7 +36,9 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ModelExportError as error:
-            click.echo(f"Error: {error}", err=True)
+            from modelexport.cli.render import visible
+
+            click.echo(f"Error: {visible(str(error))}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("Interrupted; earlier output is as it was.", err=True)

@@ -15,7 +15,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from modelexport.tagged.sidecar import TensorInfo
+from modelexport.errors import ArgumentError
+from modelexport.tagged.sidecar import TensorInfo, sidecar_path
 from modelexport.tagged.staging import check_target, staging
 
 WIDTH_WHEN_PIPED = 80
@@ -80,12 +81,25 @@ def emit(data: bytes, output_file: Path | None = None) -> None:
 
 
 def write(data: bytes, path: Path) -> None:
-    """A whole file or none."""
-    check_target(path, suffix="")
-    with staging(path.parent) as stage:
-        stage.place(stage.write("output", [data]), path.name)
+    """A whole file or none; what is no ordinary file, a pipe or a device, is written to as it is."""
+    target = check_target(path, suffix="").resolve()
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+        return
+    with staging(target.parent) as stage:
+        stage.place(stage.write("output", [data]), target.name)
         stage.commit()
     note(f"wrote {path}")
+
+
+def check_output(output_file: Path | None, *inputs: Path) -> None:
+    """Refuse to write over what is read: a model, its sidecar, or any other part of it."""
+    if output_file is None:
+        return
+    check_target(output_file, suffix="")
+    for path in inputs:
+        if output_file.resolve() in (path.resolve(), sidecar_path(path).resolve()) or output_file.suffix == ".onnx":
+            raise ArgumentError(f"{output_file} is a model or a part of one", hint="choose another output file")
 
 
 def plain_table(titles: dict[str, bool], rows: Iterable[Sequence[str]]) -> Table:

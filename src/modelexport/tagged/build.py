@@ -40,12 +40,12 @@ class HierarchyMap(msgspec.Struct, frozen=True):
 
     @property
     def embedded(self) -> Embedded:
-        return embed(self.sidecar, self.node_tags)
+        return embed(self.sidecar, codec.digest(self.sidecar.nodes, self.node_tags))
 
 
-def embed(s: Sidecar, node_tags: Sequence[codec.NodeTag | None]) -> Embedded:
+def embed(s: Sidecar, tags_digest: str) -> Embedded:
     """What of the map goes into the model file itself."""
-    return Embedded(
+    bare = Embedded(
         format=s.format,
         strategy=s.export.strategy,
         exporter=s.export.exporter,
@@ -53,9 +53,10 @@ def embed(s: Sidecar, node_tags: Sequence[codec.NodeTag | None]) -> Embedded:
         export=s.export,
         modules=s.modules,
         topology=s.statistics.topology,
-        tags_digest=codec.digest(node_tags),
+        tags_digest=tags_digest,
         sidecar_digest=content_digest(encode_sidecar(s)),
     )
+    return msgspec.structs.replace(bare, digest=bare.computed_digest())
 
 
 def build_map(
@@ -102,9 +103,7 @@ def tagged_pieces(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffe
 
     def doc_edit(old: bytes | None) -> bytes | None:
         tag = next(tags)
-        if tag is None:
-            return old
-        return codec.encode(tag, None if old is None else old.decode("utf-8", "replace"))
+        return old if tag is None else codec.encode(tag)
 
     return wire.rewrite(data, doc_edit, add_metadata=(METADATA_KEY, encode_embedded(hierarchy.embedded)))
 
@@ -161,12 +160,13 @@ def _node_tags(
 ) -> list[codec.NodeTag | None]:
     consumers = consumer_tags(graph, primary)
     node_tags: list[codec.NodeTag | None] = []
-    for node, answer, tag in zip(graph.nodes, attributions, primary, strict=True):
+    for node, proto, answer, tag in zip(graph.nodes, graph.protos, attributions, primary, strict=True):
         if answer is None or tag is None:
             node_tags.append(None)
             continue
         tags = all_tags(node, tag, consumers)
-        node_tags.append(codec.NodeTag(tags, tag, len(tags), answer.method, answer.path, answer.call))
+        doc = proto.doc_string if proto.HasField("doc_string") else None
+        node_tags.append(codec.NodeTag(tags, tag, len(tags), answer.method, answer.path, answer.call, doc))
     return node_tags
 
 

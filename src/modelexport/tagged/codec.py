@@ -27,9 +27,9 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(NodeTag)
 
 
-def encode(tag: NodeTag, doc: str | None = None) -> bytes:
-    """The doc_string for a tag; `doc` is the one that it takes the place of."""
-    return _encoder.encode(tag if doc is None else msgspec.structs.replace(tag, doc=doc))
+def encode(tag: NodeTag) -> bytes:
+    """The doc_string for a tag."""
+    return _encoder.encode(tag)
 
 
 def decode(doc_string: str | bytes) -> NodeTag | None:
@@ -42,19 +42,21 @@ def decode(doc_string: str | bytes) -> NodeTag | None:
         return None
 
 
-def digest(tags: Iterable[NodeTag | None]) -> str:
-    """A digest of what the nodes of a file say, in their order; doc_strings of the baseline do not count."""
-    told = hashlib.blake2b(digest_size=16)
+def digest(keys: Iterable[str], tags: Iterable[NodeTag | None]) -> str:
+    """A digest of what the nodes of a file say, by their keys, whatever their order."""
     encoded: dict[int, bytes] = {}  # nodes that say the same share one object
-    for tag in tags:
+    lines = []
+    for key, tag in zip(keys, tags, strict=True):
         text = encoded.get(id(tag))
         if text is None:
-            bare = tag if tag is None or tag.doc is None else msgspec.structs.replace(tag, doc=None)
-            text = encoded[id(tag)] = _encoder.encode(bare)
-        told.update(text)
-    return told.hexdigest()
+            text = encoded[id(tag)] = _encoder.encode(tag)
+        lines.append((key, text))
+    lines.sort()
+    return hashlib.blake2b(msgspec.msgpack.encode(lines), digest_size=16).hexdigest()
 
 
-def looks_like_tag(doc_string: str) -> bool:
-    """Whether a doc_string was a tag of ours, whole or in part."""
+def looks_like_tag(doc_string: str | bytes) -> bool:
+    """Whether a doc_string was a tag of ours, whole or in part; one that is not UTF-8 comes as bytes."""
+    if isinstance(doc_string, bytes):
+        doc_string = doc_string.decode("utf-8", "replace")
     return _MARK in doc_string or (bool(doc_string) and _BEGINNING.startswith(doc_string))

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import onnx
 from google.protobuf.message import DecodeError
 
-from modelexport.errors import FileError, FormatError
+from modelexport.errors import ArgumentTypeError, FileError, FormatError
 from modelexport.tagged import wire
 
 StrPath = str | os.PathLike[str]
@@ -56,7 +56,7 @@ def external_location(tensor: onnx.TensorProto) -> str | None:
     for entry in tensor.external_data if tensor.data_location else ():
         if entry.key == "location":
             path = PurePosixPath(entry.value)
-            if path.is_absolute() or ".." in path.parts or len(path.parts) != 1:
+            if path.is_absolute() or ".." in path.parts or len(path.parts) != 1 or "\0" in entry.value:
                 raise FormatError(
                     f"the model's data file {entry.value!r} lies outside the model's folder",
                     hint="only data files beside the model are followed",
@@ -68,6 +68,21 @@ def external_location(tensor: onnx.TensorProto) -> str | None:
 def external_files(proto: onnx.ModelProto) -> list[str]:
     """The data files that a model's initializers refer to, each once."""
     return list(dict.fromkeys(filter(None, map(external_location, proto.graph.initializer))))
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that cannot be one is no error."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def as_path(value: object) -> Path:
+    """The path of a file to read."""
+    if not isinstance(value, str | os.PathLike):
+        raise ArgumentTypeError(f"the path is a {type(value).__name__}", hint="pass the path of an .onnx file")
+    return Path(value)
 
 
 def opsets(proto: onnx.ModelProto) -> dict[str, int]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import onnx
 
 from modelexport import graph
-from modelexport.errors import FormatError
+from modelexport.errors import FileError, FormatError
 from modelexport.tagged import codec
-from modelexport.tagged.files import StrPath, mapped, parse
+from modelexport.tagged.files import StrPath, as_path, mapped, parse
 from modelexport.tagged.sidecar import (
     METADATA_KEY,
     Embedded,
@@ -60,13 +61,13 @@ class TaggedModel:
 
     @functools.cached_property
     def records(self) -> Embedded | Sidecar | None:
-        """What was recorded at export: from the file itself, else from the sidecar."""
-        try:
-            return self.embedded or self.sidecar
-        except FormatError:
-            if not self.has_sidecar:
-                raise
-            return self.sidecar
+        """What was recorded at export: from the file itself, else from the sidecar; None where neither can be read."""
+        for source in ("embedded", "sidecar"):
+            with suppress(FormatError, FileError):
+                found: Embedded | Sidecar | None = getattr(self, source)
+                if found is not None:
+                    return found
+        return None
 
     @property
     def modules(self) -> dict[str, ModuleRecord]:
@@ -89,7 +90,7 @@ class TaggedModel:
 
 def load(path: StrPath) -> TaggedModel:
     """Read an ONNX file, tagged or not; the weights inside it are stepped over."""
-    path = Path(path)
+    path = as_path(path)
     with mapped(path) as data:
         return TaggedModel(path, parse(data, path))
 

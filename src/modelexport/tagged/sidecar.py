@@ -111,6 +111,11 @@ class Embedded(msgspec.Struct, frozen=True, gc=False):
     topology: str = ""
     tags_digest: str = ""
     sidecar_digest: str = ""
+    digest: str = ""
+    """Of all the rest, to tell when the metadata itself is changed."""
+
+    def computed_digest(self) -> str:
+        return content_digest(_sorted_encoder.encode(msgspec.structs.replace(self, digest="")))
 
 
 _sorted_encoder = msgspec.json.Encoder(order="sorted")

@@ -72,10 +72,18 @@ def check_target(output_path: object, suffix: str = ".onnx") -> Path:
     if suffix and target.suffix != suffix:
         hint = f"name it, for example, model{suffix}"
         raise ArgumentError(f"the output {target.name!r} does not end in {suffix}", hint=hint)
-    if not target.parent.is_dir():
-        raise ArgumentError(f"the folder {target.parent} does not exist", hint="create it, or choose another output")
-    if target.is_dir():
-        raise ArgumentError(f"{target} is a folder", hint="choose another output name")
+    try:
+        if not target.parent.is_dir():
+            hint = "create it, or choose another output"
+            raise ArgumentError(f"the folder {target.parent} does not exist", hint=hint)
+        if target.is_dir():
+            raise ArgumentError(f"{target} is a folder", hint="choose another output name")
+    except (OSError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(
+            f"no file can have the name {target.name[:80]!r}", hint="choose another output name"
+        ) from error
     return target
 
 

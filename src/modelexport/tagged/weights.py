@@ -13,12 +13,9 @@ import onnx
 from onnx import TensorProto
 
 from modelexport.errors import FileError, FormatError
-from modelexport.fingerprint import tensor_content
+from modelexport.fingerprint import PACKED, content, tensor_content
 from modelexport.tagged import wire
-from modelexport.tagged.files import external_location, mapped
-
-_PACKED_BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
-"""Types of which several values share a byte."""
+from modelexport.tagged.files import external_location, is_file, mapped
 
 
 class Weight(msgspec.Struct, frozen=True, gc=False):
@@ -61,8 +58,8 @@ def dtype_name(data_type: int) -> str:
 
 def _bits(data_type: int) -> int:
     """The bits that one value takes; 0 where that depends on the value."""
-    if data_type in _PACKED_BITS:
-        return _PACKED_BITS[data_type]
+    if data_type in PACKED:
+        return PACKED[data_type]
     if data_type == TensorProto.STRING:
         return 0
     try:
@@ -85,8 +82,7 @@ def content_digests(data: wire.Buffer, proto: onnx.ModelProto, folder: Path) -> 
                 files[location] = stack.enter_context(mapped(_data_file(folder, location)))
             digests[tensor.name] = _digest(tensor, _slice(tensor, files[location], location))
     for sparse in proto.graph.sparse_initializer:
-        whole = tensor_content(sparse.values) + tensor_content(sparse.indices) + repr(tuple(sparse.dims)).encode()
-        digests[sparse.values.name] = hashlib.sha256(whole).hexdigest()
+        digests[sparse.values.name] = hashlib.sha256(content(sparse)).hexdigest()
     return digests
 
 
@@ -96,7 +92,7 @@ def _initializers(data: wire.Buffer) -> Iterator[wire.Field]:
 
 
 def _inline_digest(data: wire.Buffer, tensor: TensorProto, field: wire.Field) -> str:
-    raw = wire.raw_data(data, field)
+    raw = None if tensor.data_type in PACKED else wire.raw_data(data, field)
     if raw is not None:
         return _digest(tensor, raw)
     whole = TensorProto.FromString(bytes(data[field.body : field.end]))
@@ -111,7 +107,7 @@ def _digest(tensor: TensorProto, values: wire.Buffer) -> str:
 
 def _data_file(folder: Path, location: str) -> Path:
     path = folder / location
-    if not path.is_file():
+    if not is_file(path):
         raise FileError(f"the data file {path} is missing", hint="keep the data file beside the model")
     return path
 
