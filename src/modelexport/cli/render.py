@@ -157,7 +157,8 @@ def listed(names: Iterable[str], most: int | None = None) -> str:
     """Names in one line, the first ones if there are many."""
     names = list(names)
     more = "" if most is None or len(names) <= most else f", and {len(names) - most} more"
-    return ", ".join(name or "(root)" for name in names[:most]) + more
+    told = [str(name) or "(root)" for name in names[:most]]  # protobuf gives bytes for a name that is not UTF-8
+    return ", ".join(told) + more
 
 
 def counted(counts: dict[str, int], most: int | None = None) -> str:
