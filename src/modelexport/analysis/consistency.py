@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from modelexport.analysis.findings import Code, Finding, finding
 from modelexport.analysis.modules import Lineage, totals
@@ -63,13 +63,18 @@ class Story:
         """The nodes of each module with everything below it, by these tags."""
         return totals(Counter(tag.hierarchy_module for tag in tags if tag is not None), self.lineage)
 
+    def counts_fit(self, tags: Sequence[NodeTag | None], modules: Mapping[str, ModuleRecord]) -> bool:
+        """Whether these tags give every module the number of nodes that its record says."""
+        counts = self.counts(tags)
+        return all(counts[path] == record.nodes for path, record in modules.items())
+
     def _believes_nodes(self, recorded: Sequence[NodeTag | None]) -> bool:
         """Whether the nodes' own tags are right where those in the sidecar are others."""
         if self.tags_intact or all(map(operator.is_, recorded, self.model.tags)):
             return True
         if self.sidecar_intact:
             return False
-        return not self._counts_fit(recorded) and self._counts_fit(self.model.tags)
+        return not self.counts_fit(recorded, self.modules) and self.counts_fit(self.model.tags, self.modules)
 
     def carried_tags(self) -> dict[str, str]:
         """For every module its own tag, or that of the nearest shown module above it."""
@@ -144,11 +149,6 @@ class Story:
         if sidecar.statistics.topology != self.embedded.topology:
             return "it records another topology"
         return None if sidecar.export == self.embedded.export else "it records another export of the same model"
-
-    def _counts_fit(self, tags: Sequence[NodeTag | None]) -> bool:
-        """Whether these tags give every module the number of nodes that its record says."""
-        counts = self.counts(tags)
-        return all(counts[path] == record.nodes for path, record in self.modules.items())
 
     def _add(self, code: Code, place: str, message: str) -> None:
         self.findings.append(finding(code, place, message))

@@ -18,7 +18,6 @@ from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.sidecar import (
     METADATA_KEY,
     Embedded,
-    ModuleRecord,
     Sidecar,
     content_digest,
     encode_embedded,
@@ -118,11 +117,6 @@ class _Plan:
             tags.append(tag if tag.doc == doc else msgspec.structs.replace(tag, doc=doc))
         return tags
 
-    def _fits(self, modules: dict[str, ModuleRecord]) -> bool:
-        """Whether the nodes that carry each module's tag are as many as its record says."""
-        counts = self.story.counts(self.tags)
-        return all(counts[path] == record.nodes for path, record in modules.items())
-
     def _mended_metadata(self) -> Embedded | None:
         """The metadata anew from the sidecar: proven by the digest that is left of it, or by the counts."""
         story = self.story
@@ -131,7 +125,7 @@ class _Plan:
         new = embed(story.sidecar, story.tags_digest(self.tags))
         if story.changed_metadata is not None:
             return new if new.digest == story.changed_metadata.digest else None
-        return new if self._fits(story.sidecar.modules) else None
+        return new if story.counts_fit(self.tags, story.sidecar.modules) else None
 
     def _mended_sidecar(self) -> Sidecar | None:
         """The sidecar anew from the file, if it is the one that was exported."""
@@ -139,7 +133,8 @@ class _Plan:
         if embedded is None or self.story.sidecar_intact:
             return None
         new = complete(self.model.graph, self.tags, embedded.model, embedded.export, embedded.modules)
-        return new if content_digest(encode_sidecar(new)) == embedded.sidecar_digest else None
+        proven = content_digest(encode_sidecar(new)) == embedded.sidecar_digest
+        return new if proven and new != self.story.sidecar else None
 
     def pieces(self, data: wire.Buffer) -> list[wire.Buffer]:
         """The file with what is mended in it; all other bytes are those that were there."""
