@@ -32,7 +32,7 @@ _LARGEST = 8
 _MOST = 12
 
 
-@click.command("analyze")
+@click.command("analyze", short_help="What is in a file, module by module.")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.option(
     "--output-format",

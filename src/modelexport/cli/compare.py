@@ -16,7 +16,7 @@ _MOST = 8
 _MOST_MODULES = 20
 
 
-@click.command("compare")
+@click.command("compare", short_help="Whether two files are the same graph, and where not.")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option("--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout.")

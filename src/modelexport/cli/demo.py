@@ -17,7 +17,7 @@ from modelexport.report import ExportReport
 _SEED = 0
 
 
-@click.command("demo")
+@click.command("demo", short_help="The whole tour on a tiny BERT, offline.")
 @click.argument("folder", metavar="[DIR]", required=False, default="modelexport-demo", type=click.Path(path_type=Path))
 @click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp or usage_based.")
 def demo_command(folder: Path, strategy: str) -> None:

@@ -26,7 +26,7 @@ class _Shape(click.ParamType[tuple[int, ...]]):
         return shape
 
 
-@click.command("export")
+@click.command("export", short_help="Export a model with its map.")
 @click.argument("model")
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp or usage_based.")

@@ -10,7 +10,7 @@ from modelexport.cli.render import note
 from modelexport.tagged.strip import strip
 
 
-@click.command("strip")
+@click.command("strip", short_help="The baseline's bytes back.")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 def strip_command(onnx: Path, out: Path) -> None:

@@ -17,7 +17,7 @@ from modelexport.cli.render import emit, line, plural, show, waiting
 _MOST = 10
 
 
-@click.command("validate")
+@click.command("validate", short_help="Whether a file is what it should be; repair.")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.option(
     "--check-consistency", is_flag=True, help="Also check nodes, metadata, sidecar and graph against each other."
