@@ -82,7 +82,7 @@ def _show_next_steps(folder: Path) -> None:
     lines = [
         "",
         "Try next:",
-        f"  modelexport analyze {folder}/bert-tiny.onnx --filter-tag encoder.layer.0",
+        f"  modelexport analyze {folder}/bert-tiny.onnx --output-format detailed",
         f"  modelexport validate {folder}/bert-tiny.onnx --check-consistency",
         f"  modelexport strip {folder}/bert-tiny.onnx {folder}/baseline.onnx",
         f"  modelexport compare {folder}/baseline.onnx {folder}/bert-tiny.onnx",
