@@ -111,4 +111,4 @@ def topology_digest(graph: Graph, work: Sequence[str | None]) -> str:
 
 
 def _digest(content: object) -> str:
-    return hashlib.blake2b(msgspec.msgpack.encode(content), digest_size=16).hexdigest()
+    return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()[:32]

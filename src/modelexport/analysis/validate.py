@@ -82,6 +82,8 @@ def _check_format(model: TaggedModel) -> Iterator[Finding]:
     """Each doc_string by itself; nodes that say the same share one tag object."""
     distinct = {id(tag): tag for tag in model.tags if tag is not None}
     problems = {key: _format_problem(tag) for key, tag in distinct.items()}
+    if not any(problems.values()) and model.coverage == 1.0:
+        return
     for index, (node, tag) in enumerate(model.items()):
         if tag is None:
             if codec.looks_like_tag(model.graph.protos[index].doc_string):

@@ -44,15 +44,15 @@ def decode(doc_string: str | bytes) -> NodeTag | None:
 
 def digest(keys: Iterable[str], tags: Iterable[NodeTag | None]) -> str:
     """A digest of what the nodes of a file say, by their keys, whatever their order."""
-    encoded: dict[int, bytes] = {}  # nodes that say the same share one object
-    lines = []
-    for key, tag in zip(keys, tags, strict=True):
-        text = encoded.get(id(tag))
-        if text is None:
-            text = encoded[id(tag)] = _encoder.encode(tag)
-        lines.append((key, text))
-    lines.sort()
-    return hashlib.blake2b(msgspec.msgpack.encode(lines), digest_size=16).hexdigest()
+    known: dict[int, bytes] = {}  # nodes that say the same share one object
+    told = []
+    for tag in tags:
+        short = known.get(id(tag))
+        if short is None:
+            short = known[id(tag)] = hashlib.sha256(_encoder.encode(tag)).digest()
+        told.append(short)
+    lines = sorted(zip(keys, told, strict=True))
+    return hashlib.sha256(msgspec.msgpack.encode(lines)).hexdigest()[:32]
 
 
 def looks_like_tag(doc_string: str | bytes) -> bool:

@@ -136,12 +136,9 @@ def decode_embedded(text: str) -> Embedded:
         raise FormatError(f"the model's {METADATA_KEY} metadata cannot be read: {error}") from error
 
 
-def content_digest(*pieces: bytes) -> str:
+def content_digest(text: bytes) -> str:
     """What is recorded of a text, to tell later whether it is still the same."""
-    digest = hashlib.blake2b(digest_size=16)
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
+    return hashlib.sha256(text).hexdigest()[:32]
 
 
 def sidecar_path(onnx_path: Path) -> Path:
