@@ -75,9 +75,14 @@ def content(tensor: TensorProto | onnx.SparseTensorProto) -> bytes:
     return shape + tensor_content(tensor.values) + tensor_content(tensor.indices)
 
 
+def tensor_head(tensor: TensorProto) -> bytes:
+    """Type and shape, which stand before the values in a tensor's content."""
+    return f"{tensor.data_type}{tuple(tensor.dims)}\0".encode()
+
+
 def tensor_content(tensor: TensorProto) -> bytes:
     """The same of a dense tensor; one whose values lie in a data file goes by its place there."""
-    head = f"{tensor.data_type}{tuple(tensor.dims)}\0".encode()
+    head = tensor_head(tensor)
     if tensor.HasField("raw_data") and tensor.data_type not in PACKED:
         return head + bytes(tensor.raw_data)
     if tensor.data_type == TensorProto.STRING:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from modelexport.analysis.outline import outline
+from modelexport.analysis.outline import outline, shortened
 from modelexport.report import ExportReport
 from modelexport.tagged.sidecar import ModuleRecord, Sidecar, TensorInfo
 
@@ -87,7 +87,7 @@ def _end(kind: str, info: TensorInfo) -> Sequence[str]:
 
 
 def _tree(modules: dict[str, ModuleRecord]) -> Iterator[str]:
-    lines = outline(modules, _MOST_ROWS)
+    lines = shortened(outline(modules), _MOST_ROWS)
     width = max((len(line.text) for line in lines), default=0)
     yield "```text"
     for line in lines:

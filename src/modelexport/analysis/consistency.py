@@ -86,10 +86,7 @@ class Story:
 
     def _read_embedded(self) -> Embedded | None:
         """The file's own metadata, if it can be read and is as it was written."""
-        try:
-            embedded = self.model.embedded
-        except FormatError:
-            return None
+        embedded = self.model.readable_metadata
         if embedded is None or not embedded.digest or embedded.digest == embedded.computed_digest():
             return embedded
         self._add(Code.METADATA_DISAGREES, METADATA_KEY, "the model's metadata was changed after the export")

@@ -62,8 +62,14 @@ class _Part:
                 self.uses.setdefault(name, []).append((index, place))
         self.order = self._topological()
         self.colour = {index: walk.labels[index] for index in left}
-        self._leaf = {name: self._leaf_text(name) for name in self.uses if self._is_unmet_leaf(name)}
-        self._joined = self._join()
+        given = self._given_to_bodies()
+        self._leaf = {
+            name: given.get(name) or walk.leaves.get(name, "undefined")
+            for name in self.uses
+            if self._is_unmet_leaf(name)
+        }
+        self._joined = {index: index for index in left}
+        self._join()
         self._refine()
 
     def _reads(self, index: int) -> list[str]:
@@ -74,12 +80,15 @@ class _Part:
     def _is_unmet_leaf(self, name: str) -> bool:
         return name not in self.walk.graph.producer and name not in self.walk.reference
 
-    def _leaf_text(self, name: str) -> str:
-        for index in self.left & self.walk.graph.bodies.keys():
-            for body in self.walk.graph.bodies[index]:
-                if name in body.inputs:
-                    return f"{body.label} {body.inputs.index(name)}"
-        return self.walk.leaves.get(name, "undefined")
+    def _given_to_bodies(self) -> dict[str, str]:
+        """The inputs of the bodies of what is left, each by its place."""
+        return {
+            name: f"{body.label} {place}"
+            for index, bodies in self.walk.graph.bodies.items()
+            if index in self.left
+            for body in bodies
+            for place, name in enumerate(body.inputs)
+        }
 
     def _topological(self) -> list[int]:
         """Each node after those that it reads and those in its bodies."""
@@ -151,9 +160,8 @@ class _Part:
             self._joined[index] = index = self._joined[self._joined[index]]
         return index
 
-    def _join(self) -> dict[int, int]:
+    def _join(self) -> None:
         """Each node with one that it hangs together with: by a tensor that both touch, or one in the other's body."""
-        self._joined = {index: index for index in self.left}
         nodes, producer = self.walk.graph.nodes, self.walk.graph.producer
         for name, uses in self.uses.items():
             maker = producer.get(name)
@@ -167,7 +175,6 @@ class _Part:
         for index in self.left:
             if nodes[index].enclosing in self.left:
                 self._joined[self._island(index)] = self._island(nodes[index].enclosing)
-        return self._joined
 
     def reads_only_met(self, index: int) -> bool:
         return index not in self.inside and all(name in self.walk.reference for name in self._reads(index))

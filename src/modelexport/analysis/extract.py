@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +53,9 @@ def extract_module_subgraph(
     model = TaggedModel(Path(), onnx_model) if isinstance(onnx_model, onnx.ModelProto) else load(onnx_model)
     sidecar = _sidecar(hierarchy_metadata)
     tags = model.tags if sidecar is None else recorded_tags(model.graph, sidecar)
-    modules = _own_modules(model) if sidecar is None else sidecar.modules
+    records = sidecar or model.readable_metadata
+    modules = {} if records is None else records.modules
     return _cut(model.graph, _members(tags, target_module, modules))
-
-
-def _own_modules(model: TaggedModel) -> dict[str, ModuleRecord]:
-    """The module records in the model itself, as far as it has any."""
-    with suppress(FormatError):
-        if model.embedded is not None:
-            return model.embedded.modules
-    return {}
 
 
 def _sidecar(metadata: Sidecar | Mapping[str, Any] | StrPath | None) -> Sidecar | None:

@@ -31,10 +31,14 @@ class Line(msgspec.Struct, frozen=True):
     paths: tuple[str, ...]
 
 
-def outline(modules: Mapping[str, TreeModule], most: int | None = None) -> list[Line]:
-    """The lines of the tree; with `most`, only as many levels as give no more lines than that."""
-    lines = _Outline(modules).lines()
-    if most is None or len(lines) <= most:
+def outline(modules: Mapping[str, TreeModule]) -> list[Line]:
+    """The lines of the whole tree."""
+    return _Outline(modules).lines()
+
+
+def shortened(lines: list[Line], most: int) -> list[Line]:
+    """Only as many levels of a tree as give no more lines than that."""
+    if len(lines) <= most:
         return lines
     depth = max(line.depth for line in lines)
     while depth > 1 and sum(line.depth <= depth for line in lines) > most:

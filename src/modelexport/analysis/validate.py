@@ -134,8 +134,6 @@ def _check_coverage(model: TaggedModel, story: Story | None) -> Iterator[Finding
 
 def _recorded_nodes(model: TaggedModel) -> int:
     """How many nodes had a tag at export, as the file's own metadata tells; 0 where it does not."""
-    try:
-        root = None if model.embedded is None else model.embedded.modules.get("")
-    except FormatError:
-        return 0
+    metadata = model.readable_metadata
+    root = None if metadata is None else metadata.modules.get("")
     return 0 if root is None else root.nodes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import RenderableType
 
-from modelexport.analysis.outline import TreeModule, outline
+from modelexport.analysis.outline import TreeModule, outline, shortened
 from modelexport.cli.render import line, note, plain_table, show
 from modelexport.report import ExportReport
 
@@ -54,9 +54,10 @@ def status_text(counts: dict[str, int]) -> str:
 
 def module_tree(modules: Mapping[str, TreeModule], **columns: Callable[[str], str]) -> Iterator[RenderableType]:
     """The shown modules as a tree, with columns that tell something of each; equal siblings are drawn once."""
-    lines = outline(modules, MOST_LINES)
+    whole = outline(modules)
+    lines = shortened(whole, MOST_LINES)
     titles = {"module": False, **{title: title in _NUMBERS for title in columns}}
     yield plain_table(titles, [(drawn.text, *(told(drawn.paths[0]) for told in columns.values())) for drawn in lines])
-    left_out = len(outline(modules)) - len(lines)
+    left_out = len(whole) - len(lines)
     if left_out:
         yield line(f"… and {left_out:,} lines more, on deeper levels")

@@ -257,9 +257,14 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         return TensorInfo(value.name, value.type.WhichOneof("value") or "unknown", ())
-    return TensorInfo(
-        value.name, onnx.TensorProto.DataType.Name(tensor.elem_type).lower(), tuple(map(_dim, tensor.shape.dim))
-    )
+    return TensorInfo(value.name, _dtype(tensor.elem_type), tuple(map(_dim, tensor.shape.dim)))
+
+
+def _dtype(data_type: int) -> str:
+    try:
+        return str(onnx.TensorProto.DataType.Name(data_type)).lower()
+    except ValueError:
+        return f"type {data_type}"
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

@@ -43,6 +43,13 @@ class TaggedModel:
                 return decode_embedded(entry.value)
         return None
 
+    @property
+    def readable_metadata(self) -> Embedded | None:
+        """The model-level metadata, or None where there is none that can be read."""
+        with suppress(FormatError):
+            return self.embedded
+        return None
+
     @functools.cached_property
     def sidecar(self) -> Sidecar | None:
         """The sidecar beside the file, or None where there is none."""
@@ -62,11 +69,8 @@ class TaggedModel:
     @functools.cached_property
     def records(self) -> Embedded | Sidecar | None:
         """What was recorded at export: from the file itself, else from the sidecar; None where neither can be read."""
-        for source in ("embedded", "sidecar"):
-            with suppress(FormatError, FileError):
-                found: Embedded | Sidecar | None = getattr(self, source)
-                if found is not None:
-                    return found
+        with suppress(FormatError, FileError):
+            return self.readable_metadata or self.sidecar
         return None
 
     @property

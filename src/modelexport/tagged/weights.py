@@ -13,20 +13,17 @@ import onnx
 from onnx import TensorProto
 
 from modelexport.errors import FileError, FormatError
-from modelexport.fingerprint import PACKED, content, tensor_content
+from modelexport.fingerprint import PACKED, content, tensor_content, tensor_head
 from modelexport.tagged import wire
 from modelexport.tagged.files import external_location, is_file, mapped
 
 
 class Weight(msgspec.Struct, frozen=True, gc=False):
-    """One initializer as it is declared; `file` is the data file that holds it, if one does."""
+    """The size of one initializer, as it is declared."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
     elements: int
     bytes: int
-    file: str | None = None
 
 
 def declared_weights(proto: onnx.ModelProto) -> list[Weight]:
@@ -34,26 +31,13 @@ def declared_weights(proto: onnx.ModelProto) -> list[Weight]:
     found = [_weight(tensor.name, tensor) for tensor in proto.graph.initializer]
     for sparse in proto.graph.sparse_initializer:
         values, indices = _weight("", sparse.values), _weight("", sparse.indices)
-        found.append(
-            Weight(sparse.values.name, values.dtype, tuple(sparse.dims), values.elements, values.bytes + indices.bytes)
-        )
+        found.append(Weight(sparse.values.name, values.elements, values.bytes + indices.bytes))
     return found
 
 
 def _weight(name: str, tensor: TensorProto) -> Weight:
-    shape = tuple(tensor.dims)
-    elements = math.prod(shape)
-    bits = _bits(tensor.data_type)
-    return Weight(
-        name, dtype_name(tensor.data_type), shape, elements, (elements * bits + 7) // 8, external_location(tensor)
-    )
-
-
-def dtype_name(data_type: int) -> str:
-    try:
-        return str(TensorProto.DataType.Name(data_type)).lower()
-    except ValueError:
-        return f"type {data_type}"
+    elements = math.prod(tensor.dims)
+    return Weight(name, elements, (elements * _bits(tensor.data_type) + 7) // 8)
 
 
 def _bits(data_type: int) -> int:
@@ -100,7 +84,7 @@ def _inline_digest(data: wire.Buffer, tensor: TensorProto, field: wire.Field) ->
 
 
 def _digest(tensor: TensorProto, values: wire.Buffer) -> str:
-    digest = hashlib.sha256(f"{tensor.data_type}{tuple(tensor.dims)}\0".encode())
+    digest = hashlib.sha256(tensor_head(tensor))
     digest.update(values)
     return digest.hexdigest()
 
