@@ -7,23 +7,31 @@ ModelExportError                 anything below; `hint` says what to do, `exit_c
   FileError (OSError)            a file or folder cannot be read or written
   FormatError (ValueError)       a file is not what it should be
   ExportError (RuntimeError)     torch could not export the model
+    ModelRunError                it does not even run on these inputs
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ModelExportError(Exception):
-    """Base of every error here: a message, and a hint that says what to do next."""
+    """Base of every error here: a message, a hint that says what to do next, and lines of detail if it takes more."""
 
     exit_code = 2
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, details: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.details = tuple(details)
+
+    @property
+    def headline(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.hint})" if self.hint else self.message
+        return "\n".join((self.headline, *self.details))
 
 
 class ArgumentError(ModelExportError, ValueError):
@@ -50,3 +58,9 @@ class ExportError(ModelExportError, RuntimeError):
     """torch could not export the model."""
 
     exit_code = 3
+
+
+class ModelRunError(ExportError):
+    """The model itself does not run on the example inputs: bad input, not a failed export."""
+
+    exit_code = 2

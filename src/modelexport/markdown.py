@@ -72,6 +72,8 @@ def _summary(report: ExportReport) -> Iterator[Sequence[str]]:
     yield "exporter", report.exporter
     if report.fallback_reason is not None:
         yield "dynamo failed", _text(report.fallback_reason)
+    if hierarchy.export.inputs_from is not None:
+        yield "inputs from", _text(hierarchy.export.inputs_from)
     yield "opset", str(hierarchy.model.opset)
     yield "nodes", f"{statistics.nodes}, {statistics.tagged_nodes} tagged ({statistics.coverage:.1%})"
     yield "auxiliary nodes", str(statistics.auxiliary_nodes)

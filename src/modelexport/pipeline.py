@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.strategies import EXPORTERS, FX, HTP, ExportStrategy, Strategy, attribute, find_strategy
 from modelexport.baseline import dynamo, torchscript
-from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, in_signature_order, read_inputs
+from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, in_signature_order, preserved, quiet, read_inputs
+from modelexport.baseline.failure import explain
 from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.collector import collector_paused
-from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError
+from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError, ModelRunError
 from modelexport.graph import flatten
 from modelexport.hierarchy.capture import scan
+from modelexport.hierarchy.program import scan_program
 from modelexport.hierarchy.tags import assign_tags, make_policy
 from modelexport.hierarchy.tree import ModuleTree
 from modelexport.markdown import markdown, report_path
@@ -36,12 +38,12 @@ from modelexport.tagged.sidecar import (
 )
 from modelexport.tagged.staging import Staging, check_target, staging
 
-_EXPORTERS = {"dynamo": dynamo.export, "torchscript": torchscript.export}
-_OPSETS = {"dynamo": (7, 26), "torchscript": (7, 20)}
+_EXPORTERS: dict[str, Callable[..., Baseline]] = {"dynamo": dynamo.export, "torchscript": torchscript.export}
+_OPSETS = {"dynamo": (7, 25), "torchscript": (7, 20)}
 
 
 def export_model(
-    model: nn.Module,
+    model: nn.Module | ExportedProgram,
     example_inputs: Any,
     output_path: StrPath,
     strategy: str = ExportStrategy.AUTO,
@@ -64,19 +66,21 @@ def export_model(
     jit_graph: StrPath | None = None,
     fx_graph: StrPath | None = None,
     source: str | None = None,
+    inputs_from: str | None = None,
     seed: int | None = None,
     on_step: Callable[[str], None] | None = None,
 ) -> ExportReport:
     """Export a model with torch's own exporter and map every node to the module that made it.
 
-    `example_inputs` is a tensor, a tuple of positional inputs or a dict of keyword inputs. The
-    graph is the one that `torch.onnx.export` writes; `clean=True` leaves even the map out of the
-    file and writes only the sidecar; `with_report=True` adds a page for people. Raises a
-    ModelExportError with a hint when it cannot.
+    `example_inputs` is a tensor, a tuple of positional inputs or a dict of keyword inputs. The model
+    may also be a program of `torch.export`, which has its inputs in it: pass None. The graph is the
+    one that `torch.onnx.export` writes; `clean=True` leaves even the map out of the file and writes
+    only the sidecar; `with_report=True` adds a page for people. Raises a ModelExportError with a
+    hint when it cannot.
     """
     target = check_target(output_path)
     module = _check_model(model)
-    inputs = in_signature_order(module, read_inputs(example_inputs))
+    inputs = _check_inputs(module, example_inputs)
     policy = make_policy(torch_nn_exceptions, include, exclude, max_depth)
     options = ExportOptions(
         optimize=optimize,
@@ -90,11 +94,13 @@ def export_model(
         fx_graph=None if fx_graph is None else Path(fx_graph),
     )
     attempts = _attempts(strategy, exporter)
+    if isinstance(module, ExportedProgram):
+        attempts = _for_programs(attempts, dynamic_shapes)
     _check_opset(opset_version, attempts[0][1])
     steps = Steps(on_step)
     with EXPORT_LOCK, staging(target.parent, None if temp_dir is None else Path(temp_dir)) as stage:
         with steps.step("read the module tree"):
-            tree = scan(module)
+            tree = scan_program(module) if isinstance(module, ExportedProgram) else scan(module)
             tags = assign_tags(tree, policy)
         chosen, used, reason, baseline = _export_baseline(module, tree, inputs, stage, target, options, attempts, steps)
         data = baseline.data
@@ -116,6 +122,7 @@ def export_model(
                 requested=str(strategy),
                 fallback_reason=reason,
                 seed=seed,
+                inputs_from=inputs_from,
                 inputs=tensor_infos(proto.graph.input),
                 outputs=tensor_infos(proto.graph.output),
                 dropped_outputs=baseline.dropped_outputs,
@@ -143,16 +150,36 @@ def export_model(
     return report
 
 
-def recommend_strategy(model: nn.Module) -> tuple[str, str]:
+def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:
     """The strategy to use for a model, and the reason."""
     _check_model(model)
     if isinstance(model, torch.jit.ScriptModule):
         return HTP.name, "it is compiled by torch.jit, which only the torchscript exporter takes"
+    if isinstance(model, ExportedProgram):
+        return FX.name, "it is a program of torch.export, which only the dynamo exporter takes"
     return FX.name, "the dynamo exporter records every node's module itself; auto falls back to htp where it fails"
 
 
-def _check_model(model: object) -> nn.Module:
-    if not isinstance(model, nn.Module):
+def _check_inputs(model: nn.Module | ExportedProgram, example_inputs: Any) -> ModelInputs:
+    if not isinstance(model, ExportedProgram):
+        return in_signature_order(model, read_inputs(example_inputs))
+    if example_inputs is not None:
+        raise ArgumentError("a program has its own inputs", hint="pass None as example_inputs")
+    return ModelInputs((), {})
+
+
+def _for_programs(attempts: list[tuple[Strategy, str]], dynamic_shapes: Any) -> list[tuple[Strategy, str]]:
+    """Of the attempts those that take a program of torch.export."""
+    if dynamic_shapes is not None:
+        raise ArgumentError("a program's shapes are fixed", hint="choose the dynamic ones in torch.export.export")
+    able = [attempt for attempt in attempts if attempt[1] == "dynamo"]
+    if not able:
+        raise ArgumentError("only the dynamo exporter takes a program", hint="use strategy fx or auto")
+    return able
+
+
+def _check_model(model: object) -> nn.Module | ExportedProgram:
+    if not isinstance(model, nn.Module | ExportedProgram):
         raise ArgumentTypeError(
             f"the model is a {type(model).__name__}, not a torch.nn.Module",
             hint="pass the model object itself; a class needs to be called, a path needs to be loaded first",
@@ -193,7 +220,7 @@ def _attempts(strategy: str, exporter: str | None) -> list[tuple[Strategy, str]]
 
 
 def _export_baseline(
-    model: nn.Module,
+    model: nn.Module | ExportedProgram,
     tree: ModuleTree,
     inputs: ModelInputs,
     stage: Staging,
@@ -214,23 +241,32 @@ def _export_baseline(
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
+            if not failures:
+                _check_runs(model, inputs)
             failures.append((exporter, error))
         else:
-            reason = None if not failures else _reason(failures[0][1])
+            reason = None if not failures else explain(failures[0][1]).line
             return strategy, exporter, reason, baseline
-    told = "; ".join(f"{exporter}: {_reason(error)}" for exporter, error in failures)
     raise ExportError(
-        f"torch could not export the model. {told}", hint="verbose=True or -v shows what torch printed"
+        "torch cannot export this model" + (" with either exporter" if len(failures) > 1 else ""),
+        hint="verbose=True or -v shows what torch printed",
+        details=[line for exporter, error in failures for line in explain(error).lines(exporter)],
     ) from failures[0][1]
 
 
-def _reason(error: BaseException) -> str:
-    """The root cause in one line, with the line of model code where torch names it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else traceback.format_exception_only(error)[0].strip()
-    return f"{type(error).__name__}: {text[:300]}"
+def _check_runs(model: nn.Module | ExportedProgram, inputs: ModelInputs) -> None:
+    """After a failed export: is it the model itself that does not take these inputs?"""
+    if isinstance(model, ExportedProgram):
+        return
+    try:
+        with preserved(model), quiet(verbose=False), torch.no_grad():
+            model(*inputs.args, **inputs.kwargs)
+    except Exception as error:
+        failure = explain(error)
+        raise ModelRunError(
+            f"the model itself does not run on these inputs: {failure.line}",
+            hint="their number, names, shapes and dtypes have to be what forward takes",
+        ) from error
 
 
 def _write(
@@ -262,7 +298,9 @@ class HierarchyExporter:
         make_policy(*(options.get(name) for name in ("torch_nn_exceptions", "include", "exclude", "max_depth")))
         _attempts(strategy, options.get("exporter"))
 
-    def export(self, model: nn.Module, example_inputs: Any, output_path: StrPath, **options: Any) -> ExportReport:
+    def export(
+        self, model: nn.Module | ExportedProgram, example_inputs: Any, output_path: StrPath, **options: Any
+    ) -> ExportReport:
         """Export one model; options given here win over those of the exporter."""
         return export_model(
             model, example_inputs, output_path, **{"strategy": self.strategy, **self.options, **options}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -236,15 +237,23 @@ def swapped(owner: Any, **replacements: Any) -> Iterator[None]:
 
 @contextmanager
 def quiet(verbose: bool) -> Iterator[None]:
-    """Keep torch's warnings and log lines off the screen unless asked for."""
+    """Keep torch's warnings, prints and log lines off the screen unless asked for."""
     if verbose:
         yield
         return
     roots = [logging.getLogger(name) for name in _NOISY]
     levels = [logger.level for logger in roots]
     own_level = [logger for logger in _noisy_loggers() if logger.level and not logger.disabled]
+    torch._C._jit_set_onnx_log_enabled(False)
     try:
-        with warnings.catch_warnings():
+        # The tracer means to restore this switch and turns it on instead: it prints whole graphs when it fails.
+        with (
+            warnings.catch_warnings(),
+            swapped(torch._C, _jit_set_onnx_log_enabled=lambda enabled: None),
+            open(os.devnull, "w") as nowhere,
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+        ):
             warnings.simplefilter("ignore")
             for logger in roots:
                 logger.setLevel(logging.CRITICAL + 1)

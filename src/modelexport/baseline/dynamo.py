@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.onnx._internal.exporter import _errors
 
 from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output, swapped
 from modelexport.baseline.options import Baseline, ExportOptions, mapped
@@ -22,8 +24,25 @@ from modelexport.hierarchy.tree import ModuleTree
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions) -> Baseline:
+def export(
+    model: nn.Module | ExportedProgram, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions
+) -> Baseline:
     """Write `target` (and its data file beside it) with `torch.onnx.export(dynamo=True)`."""
+    if isinstance(model, ExportedProgram):
+        return _export_program(model, tree, target, options)
+    try:
+        return _export_once(model, tree, inputs, target, options)
+    except _errors.ConversionError as error:
+        # With gradients torch may capture other kernels than it decomposes to, and then fail on its own program.
+        if not torch.is_grad_enabled() or isinstance(error.__cause__, torch.onnx.OnnxExporterError):
+            raise
+        with torch.no_grad():
+            return _export_once(model, tree, inputs, target, options)
+
+
+def _export_once(
+    model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions
+) -> Baseline:
     names = options.input_names or inputs.names
     with (
         preserved(model),
@@ -32,26 +51,57 @@ def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path
         _watched_translation() as translated,
         quiet(options.verbose),
     ):
-        program = torch.onnx.export(
+        written = torch.onnx.export(
             model,
             inputs.args,
             str(target),
             kwargs=inputs.kwargs or None,
-            dynamo=True,
-            verbose=options.verbose,
-            optimize=options.optimize,
-            opset_version=options.opset_version,
             input_names=names,
             output_names=options.output_names or shape.names,
             dynamic_shapes=options.dynamic_shapes,
-            external_data=True if options.external_data is None else options.external_data,
+            **_common(options),
         )
-    assert program is not None
+    return _read(written, tree, recorder.log(), translated, target, options, shape.dropped)
+
+
+def _export_program(program: ExportedProgram, tree: ModuleTree, target: Path, options: ExportOptions) -> Baseline:
+    """A program has its inputs, shapes and calls in it already."""
+    with _watched_translation() as translated, quiet(options.verbose):
+        written = torch.onnx.export(
+            program,
+            (),
+            str(target),
+            input_names=options.input_names,
+            output_names=options.output_names,
+            **_common(options),
+        )
+    return _read(written, tree, CallLog((), {}), translated, target, options, ())
+
+
+def _common(options: ExportOptions) -> dict[str, Any]:
+    return {
+        "dynamo": True,
+        "verbose": options.verbose,
+        "optimize": options.optimize,
+        "opset_version": options.opset_version,
+        "external_data": True if options.external_data is None else options.external_data,
+    }
+
+
+def _read(
+    written: Any,
+    tree: ModuleTree,
+    log: CallLog,
+    translated: _Translation,
+    target: Path,
+    options: ExportOptions,
+    dropped: Sequence[str],
+) -> Baseline:
     if options.fx_graph is not None:
-        options.fx_graph.write_text(str(program.exported_program), encoding="utf-8")
-    trace = _read_trace(program, tree, recorder.log(), translated)
+        options.fx_graph.write_text(str(written.exported_program), encoding="utf-8")
+    trace = _read_trace(written, tree, log, translated)
     files = {path.name: path for path in target.parent.iterdir() if path != target}
-    return Baseline(mapped(target), files, trace, tuple(shape.dropped))
+    return Baseline(mapped(target), files, trace, tuple(dropped))
 
 
 class _FxTap:

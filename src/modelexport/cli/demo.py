@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from modelexport.cli.render import note, plain_table, progress, show
+from modelexport.cli.render import plain_table, progress, show
 from modelexport.cli.summary import show_summary
 from modelexport.errors import FileError
 from modelexport.report import ExportReport
@@ -33,24 +33,24 @@ def demo_command(folder: Path, strategy: str) -> None:
     with progress(verbose=False) as on_step:
         on_step("load torch and transformers")
         from modelexport.pipeline import export_model
-        from modelexport.source.inputs import DEFAULT_TEXT, example_inputs
+        from modelexport.source.inputs import Wanted, example_inputs
         from modelexport.source.load import load_source
 
         on_step("build the model")
         model_folder = folder / "bert-tiny"
         _save_model(model_folder)
         source = load_source(str(model_folder))
-        inputs = example_inputs(source, DEFAULT_TEXT, None, _SEED)
+        example = example_inputs(source, Wanted(), _SEED)
         report = export_model(
             source.model,
-            inputs,
+            example.inputs,
             folder / "bert-tiny.onnx",
             strategy,
             source=source.name,
+            inputs_from=example.rung,
             seed=_SEED,
             on_step=on_step,
         )
-    note(f'input text: "{DEFAULT_TEXT}"')
     show_summary(report)
     _show_tags(report)
     _show_next_steps(folder)
@@ -60,7 +60,7 @@ def _save_model(folder: Path) -> None:
     """The bundled configuration and vocabulary as a Hugging Face folder with seeded random weights."""
     import torch
 
-    from modelexport.source.load import import_transformers
+    from modelexport.source.hub import import_transformers
 
     transformers = import_transformers()
     with as_file(files("modelexport.cli") / "demo_model") as bundled:

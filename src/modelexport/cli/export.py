@@ -13,17 +13,36 @@ from modelexport.tagged.staging import check_target
 _SEED = 0
 
 
-class _Shape(click.ParamType[tuple[int, ...]]):
-    name = "N,N,..."
+class _Shape(click.ParamType[tuple[str, tuple[int, ...]]]):
+    name = "[NAME=]N,N,..."
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[int, ...]]:
+        name, _, sizes = str(value).rpartition("=")
         try:
-            shape = tuple(int(part) for part in str(value).split(","))
+            shape = tuple(int(part) for part in sizes.split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a shape; write it as 1,128", param, ctx)
-        if not shape or min(shape) < 1:
+            self.fail(f"{value!r} is not a shape; write it as 1,128 or input_ids=1,128", param, ctx)
+        if min(shape) < 1:
             self.fail(f"{value!r} has a size below 1", param, ctx)
-        return shape
+        return name.strip(), shape
+
+
+class _Axes(click.ParamType[tuple[str, dict[int, str]]]):
+    name = "NAME=N:LABEL,..."
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, dict[int, str]]:
+        name, _, axes = str(value).partition("=")
+        try:
+            found = {int(axis): label.strip() for axis, label in (part.split(":") for part in axes.split(","))}
+        except ValueError:
+            self.fail(f"{value!r} names no axes; write it as input_ids=0:batch,1:sequence", param, ctx)
+        if not name or not all(label.isidentifier() for label in found.values()):
+            self.fail(f"{value!r} names no axes; write it as input_ids=0:batch,1:sequence", param, ctx)
+        return name, found
 
 
 @click.command("export", short_help="Export a model with its map.")
@@ -32,13 +51,26 @@ class _Shape(click.ParamType[tuple[int, ...]]):
 @click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp or usage_based.")
 @click.option("--exporter", type=click.Choice(["dynamo", "torchscript"]), help="Override the strategy's exporter.")
 @click.option("--input-text", help="Text for the model's tokenizer.")
-@click.option("--input-shape", type=_Shape(), help="Shape of the main input, for example 1,128.")
+@click.option(
+    "--input-shape", type=_Shape(), multiple=True, help="Shape of the main input (1,128) or of one by name; repeatable."
+)
+@click.option(
+    "--input-specs", type=click.Path(path_type=Path), help="JSON that describes each input, or an .npz with arrays."
+)
+@click.option("--dynamic", is_flag=True, help="Make batch and sequence-like axes symbolic.")
+@click.option("--dynamic-axes", type=_Axes(), multiple=True, help="Name symbolic axes by hand; repeatable.")
 @click.option("--opset-version", type=int, help="ONNX opset; the exporter's default if left out.")
+@click.option("--task", help="Load the head for this task, for example text-classification.")
+@click.option("--model-class", help="Load this class of transformers, for example BertForMaskedLM.")
+@click.option("--revision", help="Branch, tag or commit on the hub.")
+@click.option("--trust-remote-code", is_flag=True, help="Run the code that comes with the model.")
+@click.option("--random-weights", is_flag=True, help="Build from the configuration alone, without the weights.")
 @click.option("--torch-nn", metavar="NAMES", help="torch.nn classes to show in tags: a comma list, all or none.")
 @click.option("--include", metavar="GLOBS", help="Show modules whose class or path matches (comma list).")
 @click.option("--exclude", metavar="GLOBS", help="Hide modules whose class or path matches (comma list).")
 @click.option("--max-depth", type=int, help="Greatest number of segments in a tag.")
 @click.option("--no-optimize", is_flag=True, help="Turn the exporter's own optimisation off.")
+@click.option("--external-data/--no-external-data", default=None, help="Weights beside the file, or inside it.")
 @click.option(
     "--clean", "--no-hierarchy-attrs", "clean", is_flag=True, help="Write the baseline's bytes and only the sidecar."
 )
@@ -53,13 +85,22 @@ def export_command(
     strategy: str,
     exporter: str | None,
     input_text: str | None,
-    input_shape: tuple[int, ...] | None,
+    input_shape: tuple[tuple[str, tuple[int, ...]], ...],
+    input_specs: Path | None,
+    dynamic: bool,
+    dynamic_axes: tuple[tuple[str, dict[int, str]], ...],
     opset_version: int | None,
+    task: str | None,
+    model_class: str | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    random_weights: bool,
     torch_nn: str | None,
     include: str | None,
     exclude: str | None,
     max_depth: int | None,
     no_optimize: bool,
+    external_data: bool | None,
     clean: bool,
     with_report: bool,
     jit_graph: Path | None,
@@ -69,32 +110,51 @@ def export_command(
 ) -> None:
     """Export MODEL to OUTPUT (a .onnx file) with its sidecar.
 
-    MODEL is a local Hugging Face folder, a hub name, or package.module:factory, a callable that
-    returns a torch.nn.Module or a module and its example inputs.
+    MODEL is a local Hugging Face folder, a hub name, a program saved by torch.export (.pt2), or a
+    factory, package.module:name or path/to/file.py:name: a callable that returns a torch.nn.Module,
+    or a module and its example inputs.
+
+    Without --input-specs the inputs come from the model's own processor, the factory, the model's
+    dummy_inputs, or a guess; the summary says which.
 
     \b
     Examples:
-      modelexport export ./bert-tiny bert.onnx --input-text "hello world"
-      modelexport export mypackage.models:make_model model.onnx --strategy htp
+      modelexport export ./bert-tiny bert.onnx --input-text "hello world" --dynamic
+      modelexport export ./llama-7b shape.onnx --random-weights --input-shape 1,128
+      modelexport export models.py:make_model model.onnx --strategy htp
     """
     check_target(output)  # before torch is loaded
+    if dynamic and dynamic_axes:
+        raise click.UsageError("--dynamic chooses the axes that --dynamic-axes sets; give one of them")
     with progress(verbose) as on_step:
         on_step("load torch and the model")
         from modelexport.pipeline import export_model
-        from modelexport.source.inputs import example_inputs
+        from modelexport.source.inputs import Wanted
         from modelexport.source.load import load_source
+        from modelexport.source.prepare import prepare
 
-        source = load_source(model)
-        inputs = example_inputs(source, input_text, input_shape, _SEED)
+        source = load_source(
+            model,
+            task=task,
+            model_class=model_class,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            random_weights=random_weights,
+            seed=_SEED,
+        )
+        on_step("make example inputs")
+        wanted = Wanted(input_specs, input_text, dict(input_shape))
+        prepared = prepare(source, wanted, dynamic, dict(dynamic_axes), _SEED)
         report = export_model(
             source.model,
-            inputs,
+            prepared.inputs,
             output,
             strategy,
             not no_optimize,
             verbose,
             exporter=exporter,
             opset_version=opset_version,
+            dynamic_shapes=prepared.axes,
             torch_nn_exceptions=torch_nn,
             include=include,
             exclude=exclude,
@@ -102,12 +162,16 @@ def export_command(
             clean=clean,
             with_report=with_report,
             temp_dir=temp_dir,
+            external_data=external_data,
             jit_graph=jit_graph,
             fx_graph=fx_graph,
             source=source.name,
+            inputs_from=prepared.rung,
             seed=_SEED,
             on_step=on_step,
         )
+    if opset_version not in (None, report.hierarchy.model.opset):
+        note(f"note: torch could not convert this model to opset {opset_version}")
     for asked, needed in ((jit_graph, "torchscript"), (fx_graph, "dynamo")):
         if asked is not None and report.exporter != needed:
             note(f"{asked} was not written: only the {needed} exporter has such a graph")

@@ -38,7 +38,9 @@ class _Commands(click.Group):
         except ModelExportError as error:
             from modelexport.cli.render import visible
 
-            click.echo(f"Error: {visible(str(error))}", err=True)
+            click.echo(f"Error: {visible(error.headline)}", err=True)
+            for line in error.details:
+                click.echo(visible(line), err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("Interrupted; earlier output is as it was.", err=True)

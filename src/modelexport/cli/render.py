@@ -36,7 +36,7 @@ def visible(text: str) -> str:
 @contextmanager
 def progress(verbose: bool) -> Iterator[Callable[[str], None]]:
     """A spinner that names the running step; plain lines where stderr is no terminal."""
-    screen = Console(stderr=True, highlight=False)
+    screen = Console(file=sys.stderr, highlight=False)  # this one, also while torch's own words go elsewhere
     if verbose or not screen.is_terminal:
         yield lambda step: note(f"{step} ...")
         return

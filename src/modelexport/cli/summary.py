@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from rich.console import RenderableType
 
 from modelexport.analysis.outline import TreeModule, outline, shortened
-from modelexport.cli.render import line, note, plain_table, show
+from modelexport.cli.render import line, listed, note, plain_table, show, tensor
 from modelexport.report import ExportReport
 
 STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
 MOST_LINES = 60
 """A tree on a screen has no more lines than this."""
+_MOST_INPUTS = 8
 _NUMBERS = {"nodes", "parameters", "size"}
 
 
@@ -33,6 +34,9 @@ def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
     yield line(
         f"{statistics.tagged_nodes:,} of {statistics.nodes:,} nodes tagged ({methods}), {statistics.tags:,} tags", 2
     )
+    if hierarchy.export.inputs_from is not None:
+        yield line(f"inputs from {hierarchy.export.inputs_from}:", 2)
+        yield line(listed(map(tensor, hierarchy.export.inputs), _MOST_INPUTS), 4)
     yield line(f"{statistics.modules:,} modules: {status_text(statistics.module_status)}", 2)
     yield line(f"sidecar {report.sidecar_path.name}", 2)
     if report.report_path is not None:

@@ -1,78 +1,212 @@
-"""Makes example inputs for a model: from text through its tokenizer, from a shape, or its own dummies."""
+"""Finds example inputs for a model: the rungs of a ladder, from what the user wrote to a guess."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
+from modelexport.baseline.calling import ModelInputs, read_inputs
 from modelexport.errors import SourceError
 from modelexport.hierarchy.capture import forward_args
-from modelexport.source.load import Source, import_transformers
+from modelexport.source.guess import guesses, suggestion
+from modelexport.source.load import Source
+from modelexport.source.processors import find_processors, processed
+from modelexport.source.resize import resize_inputs
+from modelexport.source.specs import InputSpec, make_tensor, read_specs, written
 
-DEFAULT_TEXT = "every node of this graph belongs to a module"
+Named = dict[str, Any]
 
 
-def example_inputs(source: Source, text: str | None, shape: Sequence[int] | None, seed: int) -> Any:
-    """The inputs to export with; what the factory returned, unless a text or a shape is asked for."""
-    if source.inputs is not None and text is None and shape is None:
-        return source.inputs
-    if source.folder is not None and (tokenizer := _tokenizer(source.folder)) is not None:
-        return _accepted(source.model, _tokenize(tokenizer, text or DEFAULT_TEXT, shape))
-    if text is not None:
-        raise SourceError("there is no tokenizer to read --input-text with", hint="use --input-shape")
-    if shape is not None:
-        return _of_shape(source.model, shape, seed)
-    dummies = getattr(source.model, "dummy_inputs", None)
-    if isinstance(dummies, Mapping) and (accepted := _accepted(source.model, dummies)):
-        return accepted
-    raise SourceError(
-        f"no example inputs for {type(source.model).__name__}.forward{inspect.signature(source.model.forward)}",
-        hint="use --input-shape, or a factory that returns the model and its inputs",
+class Example(NamedTuple):
+    """Example inputs, where they came from, and how to make them at another size (None: by changing these)."""
+
+    inputs: Any
+    rung: str
+    other_size: Callable[[], Named] | None = None
+
+
+class Wanted(NamedTuple):
+    """What a user says about the inputs; a shape under the empty name is the main input's."""
+
+    specs: Path | None = None
+    text: str | None = None
+    shapes: Mapping[str, tuple[int, ...]] = {}
+
+
+def example_inputs(source: Source, wanted: Wanted, seed: int) -> Example:
+    """The inputs to export with, from the highest rung that has any."""
+    if isinstance(source.model, ExportedProgram):
+        if wanted != Wanted():
+            raise SourceError(f"{source.name} has its inputs in it", hint="leave the --input options out")
+        return Example(None, "the program's own")
+    model = source.model
+    generator = torch.Generator().manual_seed(seed)
+    if wanted.specs is not None:
+        _refuse(wanted, "--input-specs")
+        return Example(_from_specs(model, wanted.specs, generator), f"--input-specs {wanted.specs.name}")
+    example = _from_processors(source, model, wanted.text)
+    if example is None and wanted.text is not None:
+        raise SourceError("there is no tokenizer to read --input-text with", hint="use --input-shape or --input-specs")
+    if example is None and source.inputs is not None:
+        example = Example(source.inputs, "the factory's own")
+    if example is None:
+        example = _from_dummies(model) or _from_guesses(model, generator)
+    if example is None:
+        example = _from_shapes(model, wanted.shapes, generator)
+    if example is None:
+        raise no_inputs(model)
+    if not wanted.shapes:
+        return example
+    inputs = resize_inputs(model, read_inputs(example.inputs), wanted.shapes, generator)
+    return Example(_as_given(inputs), f"{example.rung}, at the shape asked for")
+
+
+def no_inputs(model: nn.Module) -> SourceError:
+    """The error that helps to write a specs file."""
+    return SourceError(
+        f"no example inputs for {type(model).__name__}",
+        hint="pass --input-specs, or name a factory that returns the model and its inputs",
+        details=[
+            f"forward{_signature(model)}",
+            "A specs file to start from, for --input-specs:",
+            *written(suggestion(model)).splitlines(),
+        ],
     )
 
 
-def _tokenizer(folder: str) -> Any | None:
-    transformers = import_transformers()
+def runs(model: nn.Module, inputs: ModelInputs) -> BaseException | None:
+    """The error that the model itself raises on these inputs, if it does."""
+    training = model.training
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
+        model.eval()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(*inputs.args, **inputs.kwargs)
+    except Exception as error:
+        return error
+    finally:
+        model.train(training)
+    return None
+
+
+def _signature(model: nn.Module) -> str:
+    """forward's arguments without their types, which fill a screen."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return f"({', '.join(str(item.replace(annotation=item.empty)) for item in parameters)})"
+
+
+def _refuse(wanted: Wanted, with_what: str) -> None:
+    for option, value in (("--input-text", wanted.text), ("--input-shape", wanted.shapes)):
+        if value:
+            raise SourceError(f"{option} and {with_what} both say what the inputs are", hint="give one of them")
+
+
+def _as_given(inputs: ModelInputs) -> Any:
+    return inputs.kwargs if inputs.kwargs else inputs.args
+
+
+def _from_specs(model: nn.Module, path: Path, generator: torch.Generator) -> Named:
+    specs = read_specs(path)
+    accepted = _accepted(model, specs)
+    names = [name for name in forward_args(model) if not name.startswith("*")]
+    for name in specs:
+        if name not in accepted:
+            raise SourceError(
+                f"{path} describes {name!r}, which {type(model).__name__}.forward does not take",
+                hint=f"it takes {', '.join(names)}",
+            )
+    required = [
+        item.name
+        for item in inspect.signature(model.forward).parameters.values()
+        if item.default is item.empty and item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)
+    ]
+    missing = [name for name in required if name not in specs]
+    if missing:
+        raise SourceError(
+            f"{path} lacks {', '.join(missing)}, which {type(model).__name__}.forward needs",
+            hint=f"for example {written({missing[0]: suggestion(model).get(missing[0], InputSpec((1, 8)))})}",
+        )
+    return {name: make_tensor(spec, generator) if isinstance(spec, InputSpec) else spec for name, spec in specs.items()}
+
+
+def _from_processors(source: Source, model: nn.Module, text: str | None) -> Example | None:
+    if source.hub is None:
+        return None
+    processors = find_processors(source.hub)
+    if not processors.kinds or (text is not None and processors.tokenizer is None):
         return None
 
+    def make(batch: int = 1, longer: bool = False) -> Named:
+        made = _accepted(model, processed(processors, text, batch, longer))
+        return _with_decoder_inputs(model, made) if made else made
 
-def _tokenize(tokenizer: Any, text: str, shape: Sequence[int] | None) -> Mapping[str, Any]:
-    if shape is None:
-        encoded: Mapping[str, Any] = tokenizer([text], return_tensors="pt")
-        return encoded
-    if len(shape) != 2:
-        raise SourceError(f"the shape {','.join(map(str, shape))} is not that of text", hint="pass batch,length")
-    batch, length = shape
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    padded: Mapping[str, Any] = tokenizer(
-        [text] * batch, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
-    )
-    return padded
+    inputs = make()
+    if not inputs:
+        return None
+    return Example(inputs, f"the model's {' and '.join(processors.kinds)}", lambda: make(batch=2, longer=True))
 
 
-def _accepted(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _with_decoder_inputs(model: nn.Module, inputs: Named) -> Named:
+    """A model that decodes needs something to start from, which no processor makes."""
+    name, config = "decoder_input_ids", getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False) or name not in forward_args(model) or name in inputs:
+        return inputs
+    tokens = inputs.get("input_ids")
+    if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
+        half = max(2, tokens.shape[1] // 2)
+        return {**inputs, name: tokens[:, :half].clone()}
+    start = getattr(config, "decoder_start_token_id", None) or getattr(config, "bos_token_id", None) or 0
+    batch = next(iter(inputs.values())).shape[0]
+    return {**inputs, name: torch.full((batch, 4), int(start))}
+
+
+def _from_dummies(model: nn.Module) -> Example | None:
+    dummies = getattr(model, "dummy_inputs", None)
+    if not isinstance(dummies, Mapping):
+        return None
+    inputs = _accepted(model, dummies)
+    main = getattr(model, "main_input_name", None)
+    if not inputs or (isinstance(main, str) and main not in inputs) or runs(model, read_inputs(inputs)) is not None:
+        return None
+    return Example(inputs, "the model's dummy_inputs")
+
+
+def _from_guesses(model: nn.Module, generator: torch.Generator) -> Example | None:
+    if getattr(model, "main_input_name", None) is None:
+        return None
+    for specs in guesses(model):
+        inputs = {name: make_tensor(spec, generator) for name, spec in specs.items()}
+        if runs(model, read_inputs(inputs)) is None:
+            return Example(inputs, "a guess by the configuration and forward's arguments")
+    return None
+
+
+def _from_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], generator: torch.Generator) -> Example | None:
+    """Noise at the shapes that were asked for: tried as numbers, and as tokens if the model wants those."""
+    if not shapes:
+        return None
+    names = [name for name in forward_args(model) if not name.startswith("*")]
+    if not names:
+        return None
+    named = {name or names[0]: shape for name, shape in shapes.items()}
+    found: list[Named] = []
+    for dtype in ("float32", "int64"):
+        inputs = {name: make_tensor(InputSpec(shape, dtype), generator) for name, shape in named.items()}
+        found.append(inputs)
+        if runs(model, read_inputs(inputs)) is None:
+            return Example(inputs, "noise")
+    return Example(found[0], "noise")
+
+
+def _accepted(model: nn.Module, inputs: Mapping[str, Any]) -> Named:
     """Those inputs that the model's forward takes."""
     names = forward_args(model)
     takes_any = any(name.startswith("**") for name in names)
     return {name: value for name, value in inputs.items() if name in names or (takes_any and len(names) == 1)}
-
-
-def _of_shape(model: nn.Module, shape: Sequence[int], seed: int) -> Any:
-    """The main input at this shape: tokens within the vocabulary where the model has one, else noise."""
-    generator = torch.Generator().manual_seed(seed)
-    name = getattr(model, "main_input_name", None)
-    get_config = getattr(getattr(model, "config", None), "get_text_config", None)
-    vocabulary = getattr(get_config(), "vocab_size", None) if callable(get_config) else None
-    if vocabulary and len(shape) == 2:
-        tensor = torch.randint(0, int(vocabulary), tuple(shape), generator=generator)
-    else:
-        tensor = torch.randn(*shape, generator=generator)
-    return {name: tensor} if isinstance(name, str) and name in forward_args(model) else (tensor,)

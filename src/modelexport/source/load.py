@@ -1,58 +1,140 @@
-"""Loads the model that a command line names: a Hugging Face folder or hub name, or a Python factory."""
+"""Loads the model that a command line names: a Hugging Face folder or hub name, a Python factory, or a `.pt2`."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from modelexport.errors import SourceError
+from modelexport.source.hub import Head, Hub, load_model
+from modelexport.source.program import load_program, refuse_file
 
 _FACTORY = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
+_FILE_FACTORY = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
 
 
 class Source(NamedTuple):
     """A model, where it came from, and the inputs that came with it (None: they are to be made)."""
 
-    model: nn.Module
+    model: nn.Module | torch.export.ExportedProgram
     name: str
     inputs: Any | None = None
-    folder: str | None = None
+    hub: Hub | None = None
 
 
-def load_source(spec: str) -> Source:
-    """The model for `package.module:factory`, a local Hugging Face folder, or a hub name."""
-    if not Path(spec).exists() and (match := _FACTORY.fullmatch(spec)):
-        return _from_factory(spec, match["module"], match["name"])
-    return _from_hugging_face(spec)
+def load_source(
+    spec: str,
+    *,
+    task: str | None = None,
+    model_class: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    random_weights: bool = False,
+    seed: int = 0,
+) -> Source:
+    """The model for `package.module:factory`, `file.py:factory`, a `.pt2`, a Hugging Face folder, or a hub name."""
+    torch.manual_seed(seed)
+    path = Path(spec)
+    in_file = None if path.exists() else _FILE_FACTORY.fullmatch(spec)
+    in_module = None if path.exists() else _FACTORY.fullmatch(spec)
+    if path.is_dir() or not (in_file or in_module or path.is_file() or path.suffix == ".pt2"):
+        hub = Hub(spec, revision, trust_remote_code)
+        model = load_model(hub, Head(task, model_class, random_weights))
+        return Source(model, path.name if path.is_dir() else spec, hub=hub)
+    _refuse_options(spec, task=task, model_class=model_class, revision=revision, random_weights=random_weights)
+    if in_file is not None:
+        return _from_factory(spec, in_file["name"], _import_file(Path(in_file["file"])))
+    if in_module is not None:
+        return _from_factory(spec, in_module["name"], _import(in_module["module"]))
+    if path.suffix != ".pt2":
+        raise refuse_file(path)
+    return Source(load_program(path), path.name)
 
 
-def _from_factory(spec: str, module_name: str, name: str) -> Source:
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
+def _refuse_options(spec: str, **options: object) -> None:
+    for name, value in options.items():
+        if value:
+            raise SourceError(
+                f"--{name.replace('_', '-')} is for Hugging Face models, and {spec} is none",
+                hint="leave it out, or name a folder or a model of the hub",
+            )
+
+
+def _import(module_name: str) -> ModuleType:
+    with _importable(Path.cwd()), _told(repr(module_name)):
+        try:
+            return importlib.import_module(module_name)
+        except ImportError as error:
+            raise SourceError(
+                f"cannot import {module_name!r}: {error}", hint="run from the folder that holds it, or install it"
+            ) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    """A Python file as a module; what lies beside it can be imported by it."""
+    if not path.is_file():
+        raise SourceError(f"there is no file {path}", hint="name it as path/to/file.py:factory")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise SourceError(f"cannot import {path}", hint="name a Python file")
+    module = importlib.util.module_from_spec(spec)
+    with _importable(path.resolve().parent), _told(str(path)):
+        before = sys.modules.get(path.stem)
+        sys.modules[path.stem] = module  # classes look their module up by its name
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(path.stem)
+            if before is not None:
+                sys.modules[path.stem] = before
+            raise
+    return module
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
     try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise SourceError(
-            f"cannot import {module_name!r}: {error}", hint="run from the folder that holds it, or install it"
-        ) from error
-    except Exception as error:
-        raise SourceError(f"importing {module_name!r} failed: {type(error).__name__}: {error}") from error
+        yield
     finally:
-        sys.path.remove(folder)
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Whatever a user's module raises while it is imported, in one line."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except Exception as error:
+        raise SourceError(
+            f"importing {name} failed: {type(error).__name__}: {error}", hint="it has to be importable by itself"
+        ) from error
+
+
+def _from_factory(spec: str, name: str, module: ModuleType) -> Source:
+    factory: Any = module
     try:
         for part in name.split("."):
-            found = getattr(found, part)
+            factory = getattr(factory, part)
     except AttributeError as error:
-        raise SourceError(f"{module_name!r} has no {name!r}", hint="name a callable that returns a model") from error
-    return _call_factory(spec, found)
-
-
-def _call_factory(spec: str, factory: Any) -> Source:
+        raise SourceError(
+            f"{module.__name__!r} has no {name!r}", hint="name a callable that returns a model"
+        ) from error
+    if isinstance(factory, nn.Module):
+        return Source(factory, spec)
     if not callable(factory):
         raise SourceError(f"{spec} is a {type(factory).__name__}, not a callable", hint="name a function or a class")
     try:
@@ -68,38 +150,3 @@ def _call_factory(spec: str, factory: Any) -> Source:
             hint="return a torch.nn.Module, or a tuple of a module and its example inputs",
         )
     return Source(model, spec, inputs)
-
-
-def _from_hugging_face(spec: str) -> Source:
-    transformers = import_transformers()
-    folder = Path(spec)
-    if folder.is_file():
-        raise SourceError(f"{spec} is a file", hint="name a Hugging Face folder, a hub name, or package.module:factory")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise SourceError(f"the folder {spec} has no config.json", hint="save a model there with save_pretrained")
-    try:
-        model = transformers.AutoModel.from_pretrained(spec)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise SourceError(
-            f"cannot load {spec!r}: {_first_line(error)}",
-            hint="it is no local folder with a model, and no model of that name can be had from the hub",
-        ) from error
-    return Source(model, folder.name, folder=spec)
-
-
-def import_transformers() -> Any:
-    """transformers, with its own progress bars and notes turned off."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise SourceError(
-            "transformers is not installed", hint="pip install 'modelexport[hf]', or name a package.module:factory"
-        ) from error
-    logs: Any = transformers.utils.logging
-    logs.set_verbosity_error()
-    logs.disable_progress_bar()
-    return transformers
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -37,6 +37,7 @@ class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     outputs: tuple[TensorInfo, ...]
     dropped_outputs: tuple[str, ...]
     versions: dict[str, str]
+    inputs_from: str | None = None
 
 
 class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "class"}):

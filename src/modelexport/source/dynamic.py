@@ -1,0 +1,158 @@
+"""Decides which axes of the inputs become symbolic, without knowing the model.
+
+An axis is dynamic if the model runs with another size there: the processor says so by itself
+when it is fed something longer; where there is none, the model is tried at other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from modelexport.baseline.calling import ModelInputs, read_inputs
+from modelexport.errors import SourceError
+from modelexport.hierarchy.capture import forward_args
+from modelexport.source.inputs import Example, runs
+from modelexport.source.resize import named_tensors, with_tensors
+
+Axes = dict[str, dict[int, str]]
+_Place = tuple[str, int]
+
+
+class DynamicInputs(NamedTuple):
+    """Inputs to export with, by name, and the names of their symbolic axes."""
+
+    inputs: dict[str, Any]
+    axes: Axes
+
+
+def dynamic_inputs(model: nn.Module, example: Example) -> DynamicInputs:
+    """Inputs of at least two along each dynamic axis, since torch takes a size of one to be fixed."""
+    inputs = by_name(model, read_inputs(example.inputs))
+    if example.other_size is not None:
+        other = by_name(model, read_inputs(example.other_size()))
+        groups = list(_differing(named_tensors(model, inputs), named_tensors(model, other)))
+        if groups and runs(model, other) is None:
+            return DynamicInputs(other.kwargs, _named(groups))
+    return _tried(model, inputs)
+
+
+def set_axes(model: nn.Module, example: Example, axes: Axes) -> DynamicInputs:
+    """The axes that a user named, checked against the inputs."""
+    inputs = by_name(model, read_inputs(example.inputs))
+    tensors = named_tensors(model, inputs)
+    for name, named in axes.items():
+        if name not in tensors:
+            raise SourceError(
+                f"--dynamic-axes names {name!r}, which is no input", hint=f"there is {', '.join(tensors)}"
+            )
+        for axis in named:
+            if not 0 <= axis < tensors[name].dim():
+                raise SourceError(
+                    f"--dynamic-axes names axis {axis} of {name}, which has {tensors[name].dim()} axes",
+                    hint="axes count from 0",
+                )
+    groups: dict[str, list[_Place]] = {}
+    for name, named in axes.items():
+        for axis, label in named.items():
+            groups.setdefault(label, []).append((name, axis))
+    for places in groups.values():
+        name, axis = places[0]
+        if tensors[name].shape[axis] == 1:
+            inputs = _grown(model, inputs, places, 2)
+            tensors = named_tensors(model, inputs)
+    return DynamicInputs(inputs.kwargs, axes)
+
+
+def by_name(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
+    """Positional inputs by the names of forward's arguments: both exporters take axes by name."""
+    names = [name for name in forward_args(model) if not name.startswith("*")]
+    if len(inputs.args) > len(names):
+        raise SourceError(
+            f"{type(model).__name__}.forward has no names for its inputs", hint="dynamic axes go by the inputs' names"
+        )
+    return ModelInputs((), {**dict(zip(names, inputs.args, strict=False)), **inputs.kwargs})
+
+
+def _differing(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> Iterator[list[_Place]]:
+    """The axes whose sizes differ, those that change together in one group."""
+    groups: dict[tuple[bool, int, int], list[_Place]] = {}
+    for name, tensor in first.items():
+        other = second.get(name)
+        if other is None or other.dim() != tensor.dim():
+            continue
+        for axis, (before, after) in enumerate(zip(tensor.shape, other.shape, strict=True)):
+            if before != after:
+                groups.setdefault((axis == 0, before, after), []).append((name, axis))
+    yield from groups.values()
+
+
+def _tried(model: nn.Module, inputs: ModelInputs) -> DynamicInputs:
+    """Grow each group of axes that may belong together, and keep those with which the model still runs."""
+    failure = runs(model, inputs)
+    if failure is not None:
+        raise SourceError(
+            f"the model does not run on its example inputs: {type(failure).__name__}: {failure}",
+            hint="--dynamic tries other sizes, so the first has to work",
+        )
+    found: list[list[_Place]] = []
+    for places in _candidates(named_tensors(model, inputs)):
+        if any(place in group for group in found for place in places):
+            continue
+        name, axis = places[0]
+        size = named_tensors(model, inputs)[name].shape[axis]
+        grown = next(
+            _running(model, (_grown(model, inputs, places, size + step) for step in (1, -1) if size + step > 1)), None
+        )
+        if grown is None:
+            continue
+        found.append(places)
+        if size < 2:
+            inputs = grown
+    return DynamicInputs(inputs.kwargs, _named(found))
+
+
+def _running(model: nn.Module, candidates: Iterator[ModelInputs]) -> Iterator[ModelInputs]:
+    return (inputs for inputs in candidates if runs(model, inputs) is None)
+
+
+def _candidates(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[_Place]]:
+    """Axes at the same position with the same size go together; failing that all of the same size, or one alone."""
+    at_position: dict[tuple[int, int], list[_Place]] = {}
+    by_size: dict[int, list[_Place]] = {}
+    alone: list[list[_Place]] = []
+    for name, tensor in tensors.items():
+        for axis, size in enumerate(tensor.shape):
+            at_position.setdefault((axis, size), []).append((name, axis))
+            by_size.setdefault(size, []).append((name, axis))
+            alone.append([(name, axis)])
+    seen: list[list[_Place]] = []
+    for places in (*at_position.values(), *by_size.values(), *alone):
+        if places not in seen:
+            seen.append(places)
+            yield places
+
+
+def _grown(model: nn.Module, inputs: ModelInputs, places: list[_Place], size: int) -> ModelInputs:
+    tensors = dict(named_tensors(model, inputs))
+    for name, axis in places:
+        tensor = tensors[name]
+        tensors[name] = tensor.index_select(axis, torch.arange(size) % tensor.shape[axis]).contiguous()
+    return with_tensors(model, inputs, tensors)
+
+
+def _named(groups: list[list[_Place]]) -> Axes:
+    """`batch` for first axes, `sequence` for the first other group, then by the input and the axis."""
+    axes: Axes = {}
+    used: set[str] = set()
+    for places in groups:
+        name, axis = places[0]
+        choices = ["batch"] if all(place[1] == 0 for place in places) else ["sequence"]
+        label = next(choice for choice in (*choices, f"{name}_{axis}") if choice not in used)
+        used.add(label)
+        for place in places:
+            axes.setdefault(place[0], {})[place[1]] = label
+    return axes

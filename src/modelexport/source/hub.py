@@ -1,0 +1,112 @@
+"""Loads Hugging Face models: the right class for a folder or hub name, with its weights or without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from modelexport.errors import SourceError
+
+_TROUBLE = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, RuntimeError)
+"""What transformers raises over a name, a configuration or a file that it cannot use."""
+
+
+class Hub(NamedTuple):
+    """Where a model and its processor are, and how far it is trusted."""
+
+    name: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
+
+
+class Head(NamedTuple):
+    """Which class to load, and whether to leave its weights where they are."""
+
+    task: str | None = None
+    model_class: str | None = None
+    random_weights: bool = False
+
+
+def import_transformers() -> Any:
+    """transformers, with its own progress bars and notes turned off."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise SourceError(
+            "transformers is not installed", hint="pip install 'modelexport[hf]', or name a package.module:factory"
+        ) from error
+    logs: Any = transformers.utils.logging
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    return transformers
+
+
+def load_model(hub: Hub, head: Head) -> nn.Module:
+    """The model: by task, by class, by the class that its configuration names, or the bare AutoModel."""
+    transformers = import_transformers()
+    folder = Path(hub.name)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise SourceError(f"the folder {hub.name} has no config.json", hint="save a model there with save_pretrained")
+    try:
+        config = transformers.AutoConfig.from_pretrained(hub.name, **hub.options)
+    except _TROUBLE as error:
+        raise _cannot_load(hub, error) from error
+    chosen = _class(transformers, config, head)
+    try:
+        if head.random_weights:
+            model = _without_weights(chosen, config, hub)
+        else:
+            model = chosen.from_pretrained(hub.name, config=config, **hub.options)
+    except _TROUBLE as error:
+        raise _cannot_load(hub, error, f" as {chosen.__name__}") from error
+    if not isinstance(model, nn.Module):
+        raise SourceError(f"{chosen.__name__} loads no torch.nn.Module", hint="name another --model-class")
+    return model.eval()
+
+
+def _without_weights(chosen: Any, config: Any, hub: Hub) -> Any:
+    if hasattr(chosen, "from_config"):
+        return chosen.from_config(config, trust_remote_code=hub.trust_remote_code)
+    return chosen._from_config(config)
+
+
+def _class(transformers: Any, config: Any, head: Head) -> Any:
+    if head.task is not None and head.model_class is not None:
+        raise SourceError("--task and --model-class both choose the class", hint="give one of them")
+    if head.task is not None:
+        return _task_class(transformers, head.task)
+    if head.model_class is not None:
+        found = getattr(transformers, head.model_class, None)
+        if not hasattr(found, "from_pretrained"):
+            raise SourceError(
+                f"transformers has no model class {head.model_class!r}",
+                hint="for example BertForMaskedLM or AutoModelForCausalLM",
+            )
+        return found
+    named = [getattr(transformers, name, None) for name in config.architectures or ()]
+    return next((found for found in named if hasattr(found, "from_pretrained")), transformers.AutoModel)
+
+
+def _task_class(transformers: Any, task: str) -> Any:
+    known: dict[str, Any] = transformers.pipelines.SUPPORTED_TASKS
+    entry = known.get(transformers.pipelines.TASK_ALIASES.get(task, task))
+    if entry is None:
+        raise SourceError(f"there is no task {task!r}", hint=f"known: {', '.join(sorted(known))}")
+    return next(iter(entry["pt"]), transformers.AutoModel)
+
+
+def _cannot_load(hub: Hub, error: BaseException, how: str = "") -> SourceError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if "trust_remote_code" in str(error):
+        hint = "--trust-remote-code runs the code that comes with the model; read it first"
+    elif Path(hub.name).is_dir():
+        hint = "the folder has to hold a config.json and weights, as save_pretrained writes them"
+    else:
+        hint = "it is no local folder, and no model of that name can be had from the hub"
+    return SourceError(f"cannot load {hub.name!r}{how}: {lines[0][:300]}", hint=hint)

@@ -1,0 +1,102 @@
+"""What an input looks like: shape, dtype and range of values; read from a file, made into a tensor."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from modelexport.errors import SourceError
+
+_WRITE = 'write it as {"NAME": {"shape": [1, 8], "dtype": "int64", "range": [0, 100]}}, or save an .npz of arrays'
+
+
+class InputSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One input. `range` is the lowest value and, for whole numbers exclusive, the highest."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    range: tuple[float, float] | None = None
+
+
+def read_specs(path: Path) -> dict[str, InputSpec | torch.Tensor]:
+    """The specs in a JSON file, or the arrays of an `.npz`, by input name."""
+    try:
+        if path.suffix == ".npz":
+            return _read_arrays(path)
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, InputSpec])
+    except msgspec.ValidationError as error:
+        raise SourceError(f"{path} does not describe inputs: {error}", hint=_WRITE) from error
+    except msgspec.DecodeError as error:
+        raise SourceError(f"{path} is not JSON: {error}", hint=_WRITE) from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror or error}", hint=_WRITE) from error
+    for name, spec in found.items():
+        _check(f"{path}: {name!r}", spec)
+    return dict(found)
+
+
+def _read_arrays(path: Path) -> dict[str, InputSpec | torch.Tensor]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise SourceError(f"{path} is no .npz of numbers: {error}", hint="save it with numpy.savez") from error
+
+
+def _check(place: str, spec: InputSpec) -> None:
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SourceError(f"{place} has the unknown dtype {spec.dtype!r}", hint="for example float32, int64 or bool")
+    if any(size < 0 for size in spec.shape):
+        raise SourceError(f"{place} has a negative size in its shape {list(spec.shape)}", hint=_WRITE)
+    if spec.range is not None and not spec.range[0] < spec.range[1]:
+        raise SourceError(f"{place} has the empty range {list(spec.range)}", hint="give the lowest value first")
+
+
+def make_tensor(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
+    """Random values as the spec says; without a range noise, zeros and ones for whole numbers, or True."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if dtype == torch.bool:
+        return torch.ones(spec.shape, dtype=dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        if spec.range is None:
+            return torch.randn(spec.shape, generator=generator).to(dtype)
+        low, high = spec.range
+        return (torch.rand(spec.shape, generator=generator) * (high - low) + low).to(dtype)
+    low, high = spec.range or (0, 2)
+    return torch.randint(int(low), int(high), spec.shape, generator=generator).to(dtype)
+
+
+def spec_of(tensor: torch.Tensor) -> InputSpec:
+    """The spec that a tensor fulfils."""
+    limits: tuple[float, float] | None = None
+    if tensor.numel() and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
+        limits = (int(tensor.min()), int(tensor.max()) + 1)
+    return InputSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), limits)
+
+
+def written(specs: Mapping[str, InputSpec]) -> str:
+    """The text of a specs file, one input a line."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(msgspec.to_builtins(spec))}" for name, spec in specs.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as it is written on the command line."""
+    return ",".join(map(str, shape))
+
+
+def describe(inputs: Any) -> str:
+    """Inputs in a few words: names, shapes and dtypes."""
+    items = (
+        inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs if isinstance(inputs, tuple) else [inputs])
+    )
+    told = [f"{name} {shape_text(value.shape)}" for name, value in items if isinstance(value, torch.Tensor)]
+    return "; ".join(told)

@@ -1,0 +1,1 @@
+"""Exports every transformers architecture that can be built small, and writes docs/compatibility.md."""

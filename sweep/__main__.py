@@ -1,0 +1,94 @@
+"""`python -m sweep [MODEL_TYPE ...]`: every architecture, both strategies, each in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from sweep.examples import CannotBuildError, build, model_types
+from sweep.isolated import LimitError, isolated
+from sweep.judge import EXPORTERS, Outcome, judge, warm_up
+from sweep.page import write_page
+
+_ROOT = Path(__file__).parents[1]
+
+
+def sweep_one(model_type: str, seconds: float) -> list[Outcome]:
+    """Both strategies on one architecture; the model is built once, in a process that forks one for each."""
+
+    def both() -> list[Outcome]:
+        try:
+            model, inputs = build(model_type)
+        except CannotBuildError as error:
+            return [Outcome(model_type, strategy, "not-built", str(error)) for strategy in EXPORTERS]
+        return [
+            _timed(model_type, strategy, partial(judge, model_type, strategy, model, inputs), seconds)
+            for strategy in EXPORTERS
+        ]
+
+    try:
+        return msgspec.convert(isolated(both, 3 * seconds), list[Outcome])
+    except LimitError as error:
+        return [Outcome(model_type, strategy, "not-built", str(error)) for strategy in EXPORTERS]
+
+
+def _timed(model_type: str, strategy: str, job: partial[Outcome], seconds: float) -> Outcome:
+    start = time.monotonic()
+    try:
+        outcome = msgspec.convert(isolated(job, seconds), Outcome)
+    except LimitError as error:
+        outcome = Outcome(model_type, strategy, "no-answer", str(error))
+    outcome.seconds = round(time.monotonic() - start, 1)
+    return outcome
+
+
+def sweep(names: list[str], jobs: int, seconds: float) -> Iterator[Outcome]:
+    with ThreadPoolExecutor(jobs) as pool:
+        for outcomes in pool.map(lambda name: sweep_one(name, seconds), names):
+            yield from outcomes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m sweep", description=__doc__)
+    parser.add_argument("model_types", nargs="*", help="model types of transformers; all of them if none is named")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=120, help="time limit of one export and its value test")
+    parser.add_argument("--results", type=Path, default=_ROOT / "build" / "sweep.jsonl")
+    parser.add_argument("--page", type=Path, default=_ROOT / "docs" / "compatibility.md")
+    options = parser.parse_args()
+    known: dict[tuple[str, str], Outcome] = {}
+    if options.model_types and options.results.exists():  # some again: the rest is as it was
+        known = {(o.model_type, o.strategy): o for o in _read(options.results)}
+    names = options.model_types or model_types()
+    warm_up()
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    with options.results.with_suffix(".partial").open("wb") as partial_results:
+        for number, outcome in enumerate(sweep(names, options.jobs, options.seconds), 1):
+            known[outcome.model_type, outcome.strategy] = outcome
+            partial_results.write(msgspec.json.encode(outcome) + b"\n")
+            partial_results.flush()
+            print(
+                f"{number:5} of {2 * len(names)}  {outcome.seconds:6.1f} s  {outcome.model_type:28.28} "
+                f"{outcome.strategy:4} {outcome.status:12} {outcome.reason[:60]!r}",
+                flush=True,
+            )
+    options.results.write_bytes(b"".join(msgspec.json.encode(known[key]) + b"\n" for key in sorted(known)))
+    write_page(options.page, [known[key] for key in sorted(known)])
+
+
+def _read(path: Path) -> list[Outcome]:
+    return [msgspec.json.decode(line, type=Outcome) for line in path.read_bytes().splitlines()]
+
+
+if __name__ == "__main__":
+    main()

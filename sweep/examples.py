@@ -1,0 +1,69 @@
+"""Builds a small model with inputs that it runs on, for any model type of the installed transformers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from modelexport.baseline.calling import in_signature_order, read_inputs
+from modelexport.source.guess import guesses
+from modelexport.source.specs import make_tensor
+from sweep.shrink import shrunk
+
+_MOST_PARAMETERS = 60_000_000
+
+
+class CannotBuildError(Exception):
+    """No small model of this type could be built and run."""
+
+
+def model_types() -> list[str]:
+    """Every model type that the installed transformers has a base model for."""
+    return sorted(MODEL_MAPPING_NAMES)
+
+
+def build(model_type: str) -> tuple[nn.Module, dict[str, Any]]:
+    """The first small model of this type that runs in PyTorch, with the inputs it runs on."""
+    try:
+        config = transformers.CONFIG_MAPPING[model_type]()
+    except Exception as error:
+        raise CannotBuildError(f"no default configuration: {_line(error)}") from error
+    reasons: list[str] = []
+    for smaller in shrunk(config):
+        try:
+            model = _model(smaller)
+        except Exception as error:
+            reasons.append(_line(error))
+            continue
+        for specs in guesses(model):
+            generator = torch.Generator().manual_seed(0)
+            inputs = {name: make_tensor(spec, generator) for name, spec in specs.items()}
+            try:
+                with torch.no_grad(), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    model(**inputs)
+            except Exception as error:
+                reasons.append(_line(error))
+            else:
+                return model, in_signature_order(model, read_inputs(inputs)).kwargs
+    raise CannotBuildError(reasons[0] if reasons else "no smaller configuration")
+
+
+def _model(config: Any) -> nn.Module:
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in transformers.AutoModel.from_config(config).parameters())
+    if size > _MOST_PARAMETERS:
+        raise ValueError(f"too large even when small: {size / 1e6:.0f} million parameters")
+    torch.manual_seed(0)
+    model: nn.Module = transformers.AutoModel.from_config(config)
+    return model.eval()
+
+
+def _line(error: BaseException) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}"[:160]

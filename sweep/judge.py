@@ -1,0 +1,116 @@
+"""Exports one small model with one strategy and judges what came out, the value test included."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnxruntime
+import torch
+from torch import nn
+
+import modelexport
+import proof
+from modelexport.source.guess import configurations
+from zoo import distinct
+
+EXPORTERS = {"fx": "dynamo", "htp": "torchscript"}
+
+
+class Outcome(msgspec.Struct):
+    """`status`: exported; torch-cannot (no export by plain torch either); torch-wrong (torch's own file
+    is refused by ONNX Runtime or computes something else); we-fail; not-built."""
+
+    model_type: str
+    strategy: str
+    status: str
+    reason: str = ""
+    nodes: int = 0
+    modules: int = 0
+    values: int = 0
+    seconds: float = 0.0
+
+
+def judge(model_type: str, strategy: str, model: nn.Module, inputs: dict[str, Any]) -> Outcome:
+    outcome = Outcome(model_type, strategy, "exported")
+    distinct(model)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _judge(outcome, model, inputs, Path(folder))
+    return outcome
+
+
+def _judge(outcome: Outcome, model: nn.Module, inputs: dict[str, Any], folder: Path) -> None:
+    target = folder / "model.onnx"
+    try:
+        report = modelexport.export_model(model, inputs, target, outcome.strategy)
+    except modelexport.ModelExportError as error:
+        able = _plain_can(model, inputs, folder, EXPORTERS[outcome.strategy])
+        outcome.status, outcome.reason = ("we-fail" if able else "torch-cannot"), str(error.message)
+        return
+    outcome.nodes, outcome.modules = report.nodes, report.hierarchy.statistics.modules
+    exported = modelexport.load(target)
+    try:
+        returned = proof.pytorch_values(model, inputs)
+        proof.check_map(exported, returned)
+    except AssertionError as error:
+        outcome.status, outcome.reason = "we-fail", str(error)
+        return
+    try:
+        proof.check_valid(target)
+        values = proof.onnx_values(target, inputs)
+    except Exception as error:  # the bytes are torch's: see the tests for that promise
+        outcome.status, outcome.reason = "torch-wrong", _line(error)
+        return
+    verdict = proof.value_test(exported, returned, values)
+    outcome.values = verdict.checked
+    if verdict.failures:
+        wrong = _differs(target, inputs, returned[""][0].given)
+        outcome.status = "torch-wrong" if wrong else "we-fail"
+        outcome.reason = wrong or "; ".join(verdict.failures)
+
+
+def _plain_can(model: nn.Module, inputs: dict[str, Any], folder: Path, exporter: str) -> bool:
+    """Whether torch alone can, given its best chance: without a cache in the outputs, and without gradients."""
+    plain = folder / "plain"
+    plain.mkdir()
+    for part in configurations(getattr(model, "config", None)):
+        part.use_cache = False
+    for gradients in (True, False):
+        try:
+            with torch.set_grad_enabled(gradients):
+                proof.plain_export(model, inputs, plain / "model.onnx", exporter)
+        except Exception:
+            continue
+        return True
+    return False
+
+
+def _differs(path: Path, inputs: dict[str, Any], given: list[np.ndarray]) -> str:
+    """What tells the file's results from PyTorch's, if anything does: then the fault is not the map's."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    feeds = {value.name: inputs[value.name].numpy() for value in session.get_inputs()}
+    results = [value for value in session.run(None, feeds) if value.dtype.kind == "f"]
+    if any(not np.isfinite(value).all() for value in given):
+        return "PyTorch's own results are not finite"
+    for wanted, got in zip(given, results, strict=False):
+        if wanted.shape != got.shape:
+            return f"the file's result has the shape {got.shape}, PyTorch's {wanted.shape}"
+        if not proof.same(wanted, got):
+            return f"the file's results differ from PyTorch's by {np.abs(wanted - got).max():.2g}"
+    return ""
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:300]
+
+
+def warm_up() -> None:
+    """Load what every export loads, before the processes are forked."""
+    torch.set_num_threads(1)
+    for strategy in EXPORTERS:
+        judge("warm-up", strategy, nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), {"input": torch.ones(1, 4)})

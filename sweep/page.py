@@ -1,0 +1,90 @@
+"""Writes docs/compatibility.md from what a sweep found."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sweep.judge import EXPORTERS, Outcome
+
+_MEANING = {
+    "exported": "exported, every node tagged, every module passes the value test",
+    "torch-cannot": "plain `torch.onnx.export` fails on the same model and inputs",
+    "torch-wrong": "exported and tagged, but torch's own file is refused by ONNX Runtime or computes something else",
+    "we-fail": "**we fail**: torch can, we cannot, or a module fails the value test",
+    "no-answer": "no answer within the limits of time and memory",
+    "not-built": "no small model could be built from the configuration, or it does not run in PyTorch",
+}
+
+
+def write_page(path: Path, outcomes: list[Outcome]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(_page(outcomes)) + "\n", encoding="utf-8")
+
+
+def _page(outcomes: list[Outcome]) -> Iterator[str]:
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "torch", "onnx"))
+    by_type: dict[str, dict[str, Outcome]] = {}
+    for outcome in outcomes:
+        by_type.setdefault(outcome.model_type, {})[outcome.strategy] = outcome
+    yield "# Compatibility"
+    yield ""
+    yield "Every model type of transformers with a base model, made small by generic rules and exported with both"
+    yield f"strategies. Written by `make sweep` ({versions}); not edited by hand."
+    yield ""
+    yield from _table(("", *EXPORTERS, "either"), _totals(by_type))
+    built = {name: found for name, found in by_type.items() if not _all(found, "not-built")}
+    yield ""
+    yield "## Architectures"
+    yield ""
+    yield "Numbers are nodes; the value test looked for every tensor that every module returned."
+    yield ""
+    yield from _table(("model type", *EXPORTERS), [(name, *_cells(found)) for name, found in sorted(built.items())])
+    yield ""
+    yield "## Not built"
+    yield ""
+    yield from _table(
+        ("model type", "reason"),
+        [(name, _text(found["fx"].reason)) for name, found in sorted(by_type.items()) if name not in built],
+    )
+
+
+def _all(found: dict[str, Outcome], status: str) -> bool:
+    return all(outcome.status == status for outcome in found.values())
+
+
+def _totals(by_type: dict[str, dict[str, Outcome]]) -> Iterator[tuple[str, ...]]:
+    counts = {name: Counter(found[name].status for found in by_type.values() if name in found) for name in EXPORTERS}
+    best = Counter(_best(found) for found in by_type.values())
+    for status, meaning in _MEANING.items():
+        yield (f"`{status}`: {meaning}", *(str(counts[name][status]) for name in EXPORTERS), str(best[status]))
+    yield ("model types", *(str(sum(counts[name].values())) for name in EXPORTERS), str(len(by_type)))
+
+
+def _best(found: dict[str, Outcome]) -> str:
+    """The outcome for an architecture by whichever exporter does it best; a failure of ours is never hidden."""
+    statuses = [outcome.status for outcome in found.values()]
+    order = ["we-fail", *(status for status in _MEANING if status != "we-fail")]
+    return min(statuses, key=order.index)
+
+
+def _cells(found: dict[str, Outcome]) -> Iterator[str]:
+    for name in EXPORTERS:
+        outcome = found[name]
+        yield str(outcome.nodes) if outcome.status == "exported" else f"{outcome.status}: {_text(outcome.reason)}"
+
+
+def _table(titles: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    titles = list(titles)
+    yield f"| {' | '.join(titles)} |"
+    yield "|---" * len(titles) + "|"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _text(reason: str) -> str:
+    """One line, without what would break a table or name a folder of this machine."""
+    words = " ".join(reason.split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+    return words if len(words) <= 200 else f"{words[:199]}…"
