@@ -50,7 +50,7 @@ def _judge(outcome: Outcome, model: nn.Module, inputs: dict[str, Any], folder: P
         report = modelexport.export_model(model, inputs, target, outcome.strategy)
     except modelexport.ModelExportError as error:
         able = _plain_can(model, inputs, folder, EXPORTERS[outcome.strategy])
-        outcome.status, outcome.reason = ("we-fail" if able else "torch-cannot"), str(error.message)
+        outcome.status, outcome.reason = ("we-fail" if able else "torch-cannot"), _cause(error)
         return
     outcome.nodes, outcome.modules = report.nodes, report.hierarchy.statistics.modules
     exported = modelexport.load(target)
@@ -59,6 +59,10 @@ def _judge(outcome: Outcome, model: nn.Module, inputs: dict[str, Any], folder: P
         proof.check_map(exported, returned)
     except AssertionError as error:
         outcome.status, outcome.reason = "we-fail", str(error)
+        return
+    asked = [info.name for info in report.hierarchy.export.inputs if info.name not in inputs]
+    if asked:
+        outcome.status, outcome.reason = "torch-wrong", f"the file asks for {', '.join(asked)}, which was not given"
         return
     try:
         proof.check_valid(target)
@@ -103,6 +107,11 @@ def _differs(path: Path, inputs: dict[str, Any], given: list[np.ndarray]) -> str
         if not proof.same(wanted, got):
             return f"the file's results differ from PyTorch's by {np.abs(wanted - got).max():.2g}"
     return ""
+
+
+def _cause(error: modelexport.ModelExportError) -> str:
+    """Why torch failed, in one line."""
+    return " ".join(line.strip() for line in error.details) or error.message
 
 
 def _line(error: BaseException) -> str:

@@ -8,6 +8,7 @@ of this module read and write in ONNX Runtime.
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,8 +171,12 @@ def value_test(exported: TaggedModel, returned: dict[str, list[Returned]], value
     for path, calls in returned.items():
         record = exported.modules[path]
         if record.status == "absorbed":
-            if by_module.get(path):
-                verdict.failures.append(f"{path!r} is called absorbed, but has nodes")
+            own = [tag for _, tag in exported.items() if tag is not None and tag.hierarchy_module == path]
+            if own:
+                verdict.failures.append(f"{path!r} is called absorbed, but has nodes of its own")
+            made = [tensor for call in calls for tensor in _made(call)]
+            if by_module.get(path) and any(found(tensor, computed, values) for tensor in made):
+                verdict.failures.append(f"{path!r} is called absorbed, but its result is in the file")
             continue
         if record.status == "unused":
             verdict.failures.append(f"{path!r} ran, but is called unused")
@@ -260,7 +265,8 @@ def _tag_prefixes(tag: str) -> Iterator[str]:
 def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: str, **options: Any) -> None:
     """The baseline as anyone would write it, with nothing of ours.
 
-    Where the tracer cannot pass keywords, the model is called by position, as people do.
+    Where the tracer cannot pass keywords, or would make inputs of the numbers that forward has as
+    defaults, the model is called by position, as people do.
     """
     named = isinstance(example_inputs, dict)
     args = () if named else example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
@@ -270,7 +276,11 @@ def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: st
         options |= {"kwargs": example_inputs, "input_names": tensors}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        defaults = [item.default for item in inspect.signature(model.forward).parameters.values()]
+        numbers = any(isinstance(value, int | float) and not isinstance(value, bool) for value in defaults)
         try:
+            if named and numbers and exporter == "torchscript":
+                raise TypeError
             torch.onnx.export(model, args, str(path), **options)
         except TypeError:
             forward = model.forward

@@ -31,13 +31,22 @@ ROOMS = [
 """Each room may import from itself and from those before it."""
 TORCH_FILES = {
     "hierarchy/capture.py",
+    "hierarchy/program.py",
     "baseline/calling.py",
     "baseline/dynamo.py",
     "baseline/lowering.py",
     "baseline/tap.py",
     "baseline/torchscript.py",
     "source/load.py",
+    "source/hub.py",
+    "source/program.py",
     "source/inputs.py",
+    "source/specs.py",
+    "source/processors.py",
+    "source/guess.py",
+    "source/resize.py",
+    "source/dynamic.py",
+    "source/prepare.py",
     "pipeline.py",
 }
 HEAVY = ("torch", "transformers", "onnxruntime")

@@ -61,6 +61,4 @@ class ExportError(ModelExportError, RuntimeError):
 
 
 class ModelRunError(ExportError):
-    """The model itself does not run on the example inputs: bad input, not a failed export."""
-
-    exit_code = 2
+    """The model itself does not run on the example inputs, with or without an export."""

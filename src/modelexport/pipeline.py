@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -15,7 +16,15 @@ from torch.export import ExportedProgram
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.strategies import EXPORTERS, FX, HTP, ExportStrategy, Strategy, attribute, find_strategy
 from modelexport.baseline import dynamo, torchscript
-from modelexport.baseline.calling import EXPORT_LOCK, ModelInputs, in_signature_order, preserved, quiet, read_inputs
+from modelexport.baseline.calling import (
+    EXPORT_LOCK,
+    ModelInputs,
+    exceeds_one_file,
+    in_signature_order,
+    preserved,
+    quiet,
+    read_inputs,
+)
 from modelexport.baseline.failure import explain
 from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.collector import collector_paused
@@ -29,6 +38,7 @@ from modelexport.markdown import markdown, report_path
 from modelexport.report import ExportReport, Steps
 from modelexport.tagged import wire
 from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
+from modelexport.tagged.external import gather_weights
 from modelexport.tagged.files import StrPath, parse
 from modelexport.tagged.sidecar import (
     ExportRecord,
@@ -94,6 +104,8 @@ def export_model(
         fx_graph=None if fx_graph is None else Path(fx_graph),
     )
     attempts = _attempts(strategy, exporter)
+    if external_data is False and isinstance(module, nn.Module) and exceeds_one_file(module):
+        raise ArgumentError("the weights do not fit into one file: the limit is 2 GiB", hint="leave external_data out")
     if isinstance(module, ExportedProgram):
         attempts = _for_programs(attempts, dynamic_shapes)
     _check_opset(opset_version, attempts[0][1])
@@ -103,6 +115,9 @@ def export_model(
             tree = scan_program(module) if isinstance(module, ExportedProgram) else scan(module)
             tags = assign_tags(tree, policy)
         chosen, used, reason, baseline = _export_baseline(module, tree, inputs, stage, target, options, attempts, steps)
+        if external_data and used == "torchscript":  # torch has this switch for its other exporter only
+            with steps.step("move the weights"):
+                baseline = _gathered(baseline, stage, target)
         data = baseline.data
         with steps.step("attribute nodes to modules"), collector_paused():
             proto = parse(data, target)
@@ -267,6 +282,13 @@ def _check_runs(model: nn.Module | ExportedProgram, inputs: ModelInputs) -> None
             f"the model itself does not run on these inputs: {failure.line}",
             hint="their number, names, shapes and dtypes have to be what forward takes",
         ) from error
+
+
+def _gathered(baseline: Baseline, stage: Staging, target: Path) -> Baseline:
+    """The baseline with its weights in one data file."""
+    data_file = stage.subfolder("weights") / f"{target.name}.data"
+    data = gather_weights(baseline.data, baseline.files, data_file)
+    return msgspec.structs.replace(baseline, data=memoryview(data), files={data_file.name: data_file})
 
 
 def _write(

@@ -131,6 +131,12 @@ def broken():
             raise ValueError("cannot be traced")
     return Broken(), torch.ones(1)
 
+def unsupported():
+    class Histogram(nn.Module):
+        def forward(self, x):
+            return torch.histc(x, bins=4)
+    return Histogram(), torch.ones(1)
+
 constant = 3
 """
 
@@ -162,7 +168,14 @@ def test_factories(arguments: list[str], tmp_path: Path) -> None:
         (["my_factories:constant", "m.onnx"], 2, "not a callable"),
         (["my_factories:absent", "m.onnx"], 2, "has no 'absent'"),
         (["absent_module:make", "m.onnx"], 2, "cannot import 'absent_module'"),
-        (["my_factories:model", "m.onnx"], 2, "--input-shape"),
+        (["my_factories:model", "m.onnx"], 2, "--input-specs"),
+        (["my_factories:pair", "m.onnx", "--input-shape", "1,7"], 2, "shapes cannot be multiplied"),
+        (["my_factories:pair", "m.onnx", "--input-shape", "y=1,4"], 2, "no input 'y'"),
+        (["my_factories:pair", "m.onnx", "--dynamic-axes", "input"], 2, "names no axes"),
+        (["my_factories:pair", "m.onnx", "--dynamic-axes", "y=0:batch"], 2, "which is no input"),
+        (["my_factories:pair", "m.onnx", "--dynamic", "--dynamic-axes", "input=0:b"], 2, "give one of them"),
+        (["my_factories:pair", "m.onnx", "--random-weights"], 2, "is for Hugging Face models"),
+        (["my_factories:pair", "m.onnx", "--opset-version", "26"], 2, "it writes opset 7 to 25"),
         (["my_factories:model", "m.onnx", "--input-text", "hi"], 2, "no tokenizer"),
         (["my_factories:pair", "m.txt"], 2, "does not end in .onnx"),
         (["my_factories:pair", "absent/m.onnx"], 2, "does not exist"),
@@ -173,7 +186,10 @@ def test_factories(arguments: list[str], tmp_path: Path) -> None:
         (["my_factories.py", "m.onnx"], 2, "is a file"),
         ([".", "m.onnx"], 2, "no config.json"),
         (["no/such-model", "m.onnx"], 2, "cannot load 'no/such-model'"),
-        (["my_factories:broken", "m.onnx"], 3, "cannot be traced"),
+        (["my_factories:broken", "m.onnx"], 3, "my_factories.py:23: raise ValueError"),
+        (["my_factories:unsupported", "m.onnx"], 3, "operator aten.histc.default"),
+        (["my_factories:unsupported", "m.onnx"], 3, "my_factories.py:29: return torch.histc(x, bins=4)"),
+        (["my_factories:unsupported", "m.onnx"], 3, "torchscript: UnsupportedOperatorError"),
     ],
 )
 def test_what_a_user_sees_who_gets_it_wrong(arguments: list[str], code: int, expected: str, tmp_path: Path) -> None:
@@ -181,6 +197,7 @@ def test_what_a_user_sees_who_gets_it_wrong(arguments: list[str], code: int, exp
     assert result.exit_code == code, result.output
     assert expected in result.stderr
     assert "Traceback" not in result.output
+    assert "graph(" not in result.output
     assert result.stdout == ""
     assert {path.name for path in tmp_path.iterdir()} <= {"my_factories.py", "__pycache__"}
 

@@ -40,7 +40,7 @@ def _release_fused(facts: Facts, found: dict[int, Site], returned_by: Mapping[st
 
     An exporter may fuse the last step of one module into another module's node. What is left of
     the first does not compute its output, so it cannot count as that module: it goes to the
-    module that returned it, else to the caller.
+    module that returned it, else to the caller. What the modules inside it made stays theirs.
     """
     log = facts.trace.log
     nodes_of: dict[int, list[int]] = {}
@@ -50,8 +50,9 @@ def _release_fused(facts: Facts, found: dict[int, Site], returned_by: Mapping[st
     for number in reversed(range(len(log.calls))):
         call = log.calls[number]
         own = nodes_of.get(number, [])
+        gone = facts.trace.returned.get(number) == ()
         fused = number in facts.trace.returned and not _holds_result(facts, found, number)
-        if own and fused and call.parent >= 0 and number not in occupied:
+        if own and call.parent >= 0 and (gone or (fused and number not in occupied)):
             parent = Site(log.calls[call.parent].path, call.parent)
             for index in own:
                 site = next((returned_by[n] for n in facts.graph.nodes[index].outputs if n in returned_by), parent)

@@ -64,6 +64,14 @@ def read_inputs(example_inputs: object) -> ModelInputs:
     return inputs
 
 
+_INLINE_LIMIT = 2**31 - 2**24
+
+
+def exceeds_one_file(model: nn.Module) -> bool:
+    """Whether the weights are more than a protobuf can hold, which is 2 GiB."""
+    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers())) > _INLINE_LIMIT
+
+
 def in_signature_order(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
     """Keyword inputs in the order of forward's arguments, which is the order of the graph's inputs."""
     rank = {name: place for place, name in enumerate(forward_args(model))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.baseline.calling import ModelInputs, keyword_shim, preserved, quiet, shaped_output
+from modelexport.baseline.calling import ModelInputs, exceeds_one_file, keyword_shim, preserved, quiet, shaped_output
 from modelexport.baseline.lowering import read_trace, watched_lowering
 from modelexport.baseline.options import Baseline, ExportOptions, mapped
 from modelexport.baseline.tap import JitTap
@@ -18,13 +19,10 @@ from modelexport.errors import ArgumentError
 from modelexport.hierarchy.capture import forward_args, recording
 from modelexport.hierarchy.tree import ModuleTree
 
-_INLINE_LIMIT = 2**31 - 2**24
-"""Above this a protobuf cannot hold the weights, and the exporter needs a path for its data files."""
-
 
 def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions) -> Baseline:
     """Export with `torch.onnx.export(dynamo=False)`, into memory where the weights allow it."""
-    tap, shim = JitTap(), False
+    tap, shim = JitTap(), _has_default_numbers(model, inputs)
     while True:
         try:
             return _export_once(model, tree, inputs, target, options, tap, shim)
@@ -53,7 +51,7 @@ def _export_once(
 ) -> Baseline:
     names = options.input_names or inputs.names
     sink = _Sink()
-    large = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers())) > _INLINE_LIMIT
+    large = exceeds_one_file(model)  # then the exporter needs a path for its data files
     with (
         preserved(model),
         shaped_output(model, names or ()) as shape,
@@ -66,7 +64,7 @@ def _export_once(
         torch.onnx.export(
             model,
             args,
-            str(target) if large or options.external_data else sink,  # type: ignore[arg-type]
+            str(target) if large else sink,  # type: ignore[arg-type]
             kwargs=kwargs,
             dynamo=False,
             optimize=options.optimize,
@@ -84,6 +82,18 @@ def _export_once(
     with collector_paused():
         trace = read_trace(recorder.log(), lowering)
     return Baseline(data, files, trace, tuple(shape.dropped))
+
+
+def _has_default_numbers(model: nn.Module, inputs: ModelInputs) -> bool:
+    """Whether the tracer would fill in numbers that were not given, and make inputs of the file of them."""
+    if not inputs.kwargs:
+        return False
+    given = {*list(forward_args(model))[: len(inputs.args)], *inputs.kwargs}
+    parameters = inspect.signature(model.forward).parameters
+    return any(
+        name not in given and isinstance(item.default, int | float) and not isinstance(item.default, bool)
+        for name, item in parameters.items()
+    )
 
 
 def _by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:

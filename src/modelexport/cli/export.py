@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from modelexport.cli.render import note, progress
 from modelexport.cli.summary import show_summary
+from modelexport.errors import ModelRunError, SourceError
+from modelexport.report import ExportReport
 from modelexport.tagged.staging import check_target
 
 _SEED = 0
@@ -45,6 +50,19 @@ class _Axes(click.ParamType[tuple[str, dict[int, str]]]):
         return name, found
 
 
+def _blaming_inputs(export: Callable[..., ExportReport]) -> Callable[..., ExportReport]:
+    """Where the user chose the inputs, a model that does not run on them is not a failed export."""
+
+    @functools.wraps(export)
+    def blaming(*args: Any, **options: Any) -> ExportReport:
+        try:
+            return export(*args, **options)
+        except ModelRunError as error:
+            raise SourceError(error.message, hint=error.hint) from error
+
+    return blaming
+
+
 @click.command("export", short_help="Export a model with its map.")
 @click.argument("model")
 @click.argument("output", type=click.Path(path_type=Path))
@@ -61,7 +79,7 @@ class _Axes(click.ParamType[tuple[str, dict[int, str]]]):
 @click.option("--dynamic-axes", type=_Axes(), multiple=True, help="Name symbolic axes by hand; repeatable.")
 @click.option("--opset-version", type=int, help="ONNX opset; the exporter's default if left out.")
 @click.option("--task", help="Load the head for this task, for example text-classification.")
-@click.option("--model-class", help="Load this class of transformers, for example BertForMaskedLM.")
+@click.option("--model-class", help="Load this class of transformers.")
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run the code that comes with the model.")
 @click.option("--random-weights", is_flag=True, help="Build from the configuration alone, without the weights.")
@@ -119,8 +137,8 @@ def export_command(
 
     \b
     Examples:
-      modelexport export ./bert-tiny bert.onnx --input-text "hello world" --dynamic
-      modelexport export ./llama-7b shape.onnx --random-weights --input-shape 1,128
+      modelexport export ./bert bert.onnx --input-text "hello" --dynamic
+      modelexport export ./llama l.onnx --random-weights --input-shape 1,128
       modelexport export models.py:make_model model.onnx --strategy htp
     """
     check_target(output)  # before torch is loaded
@@ -145,7 +163,8 @@ def export_command(
         on_step("make example inputs")
         wanted = Wanted(input_specs, input_text, dict(input_shape))
         prepared = prepare(source, wanted, dynamic, dict(dynamic_axes), _SEED)
-        report = export_model(
+        export = _blaming_inputs(export_model) if wanted != Wanted() else export_model
+        report = export(
             source.model,
             prepared.inputs,
             output,

@@ -76,7 +76,7 @@ def _choices(name: str, config: Any) -> list[InputSpec]:
     patches = InputSpec((_GRID**3, channels * _first(config, ("temporal_patch_size",), 1) * patch**2))
     bins = _first(config, _BINS, 80)
     if name.endswith("input_ids"):
-        length = _LENGTH // 2 if name.startswith("decoder") else _LENGTH
+        length = _LENGTH if name == "input_ids" else _LENGTH // 2
         return [InputSpec((1, length), "int64", (0, _vocabulary(config)))]
     if name.endswith("_mask"):
         return [InputSpec((1, _LENGTH), "int64", (1, 2))]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from modelexport.errors import SourceError
-
-_TROUBLE = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, RuntimeError)
-"""What transformers raises over a name, a configuration or a file that it cannot use."""
 
 
 class Hub(NamedTuple):
@@ -55,7 +53,7 @@ def load_model(hub: Hub, head: Head) -> nn.Module:
         raise SourceError(f"the folder {hub.name} has no config.json", hint="save a model there with save_pretrained")
     try:
         config = transformers.AutoConfig.from_pretrained(hub.name, **hub.options)
-    except _TROUBLE as error:
+    except Exception as error:
         raise _cannot_load(hub, error) from error
     chosen = _class(transformers, config, head)
     try:
@@ -63,7 +61,7 @@ def load_model(hub: Hub, head: Head) -> nn.Module:
             model = _without_weights(chosen, config, hub)
         else:
             model = chosen.from_pretrained(hub.name, config=config, **hub.options)
-    except _TROUBLE as error:
+    except Exception as error:
         raise _cannot_load(hub, error, f" as {chosen.__name__}") from error
     if not isinstance(model, nn.Module):
         raise SourceError(f"{chosen.__name__} loads no torch.nn.Module", hint="name another --model-class")
@@ -86,7 +84,7 @@ def _class(transformers: Any, config: Any, head: Head) -> Any:
         if not hasattr(found, "from_pretrained"):
             raise SourceError(
                 f"transformers has no model class {head.model_class!r}",
-                hint="for example BertForMaskedLM or AutoModelForCausalLM",
+                hint="name it as transformers does, or choose by --task",
             )
         return found
     named = [getattr(transformers, name, None) for name in config.architectures or ()]
@@ -103,7 +101,10 @@ def _task_class(transformers: Any, task: str) -> Any:
 
 def _cannot_load(hub: Hub, error: BaseException, how: str = "") -> SourceError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    if "trust_remote_code" in str(error):
+    if isinstance(error, pickle.UnpicklingError):
+        lines = ["its weights are a pickle that holds more than tensors, and opening it would run its code"]
+        hint = "save the model again with save_pretrained, which writes safetensors"
+    elif "trust_remote_code" in str(error):
         hint = "--trust-remote-code runs the code that comes with the model; read it first"
     elif Path(hub.name).is_dir():
         hint = "the folder has to hold a config.json and weights, as save_pretrained writes them"

@@ -140,17 +140,20 @@ def _from_processors(source: Source, model: nn.Module, text: str | None) -> Exam
     if source.hub is None:
         return None
     processors = find_processors(source.hub)
-    if not processors.kinds or (text is not None and processors.tokenizer is None):
+    if text is not None and processors.tokenizer is None:
         return None
 
-    def make(batch: int = 1, longer: bool = False) -> Named:
-        made = _accepted(model, processed(processors, text, batch, longer))
-        return _with_decoder_inputs(model, made) if made else made
+    def make(batch: int = 1, longer: bool = False) -> tuple[Named, list[str]]:
+        """What the model takes of it; masks and the like only with what they describe."""
+        parts = processed(processors, text, batch, longer)
+        fitting = [part for part in parts if part.by == "processor" or _accepted(model, {next(iter(part.tensors)): 0})]
+        inputs = _accepted(model, {name: value for part in fitting for name, value in part.tensors.items()})
+        return _with_decoder_inputs(model, inputs) if inputs else {}, [part.by for part in fitting]
 
-    inputs = make()
+    inputs, makers = make()
     if not inputs:
         return None
-    return Example(inputs, f"the model's {' and '.join(processors.kinds)}", lambda: make(batch=2, longer=True))
+    return Example(inputs, f"the model's {' and '.join(makers)}", lambda: make(batch=2, longer=True)[0])
 
 
 def _with_decoder_inputs(model: nn.Module, inputs: Named) -> Named:

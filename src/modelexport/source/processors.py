@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,53 +27,58 @@ class Processors(NamedTuple):
     image: Any | None
     sound: Any | None
 
-    @property
-    def kinds(self) -> list[str]:
-        names = {"tokenizer": self.tokenizer, "image processor": self.image, "feature extractor": self.sound}
-        return [name for name, found in names.items() if found is not None]
+
+def _has_words(hub: Hub, tokenizer: Any) -> bool:
+    """transformers makes up a tokenizer of special tokens alone for a folder that has no files of one."""
+    folder = Path(hub.name)
+    names = ("tokenizer.json", "tokenizer_config.json", *tokenizer.vocab_files_names.values())
+    return not folder.is_dir() or any((folder / name).is_file() for name in names)
+
+
+class Made(NamedTuple):
+    """What one processor made; its first tensor is the one that the others describe."""
+
+    by: str
+    tensors: dict[str, torch.Tensor]
 
 
 def find_processors(hub: Hub) -> Processors:
     """Each class is asked in turn; one that finds nothing is left out."""
     transformers = import_transformers()
 
-    def ask(name: str) -> Any | None:
+    def ask(kind: Any) -> Any | None:
         try:
-            return getattr(transformers, name).from_pretrained(hub.name, **hub.options)
+            return kind.from_pretrained(hub.name, **hub.options)
         except _TROUBLE:
             return None
 
-    combined = ask("AutoProcessor")
+    combined = ask(transformers.AutoProcessor)
     if not isinstance(combined, transformers.ProcessorMixin):
         combined = None
-    tokenizer = getattr(combined, "tokenizer", None) or ask("AutoTokenizer")
-    image = getattr(combined, "image_processor", None) or ask("AutoImageProcessor")
-    sound = getattr(combined, "feature_extractor", None) or ask("AutoFeatureExtractor")
-    if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
+    tokenizer = getattr(combined, "tokenizer", None) or ask(transformers.AutoTokenizer)
+    image = getattr(combined, "image_processor", None) or ask(transformers.AutoImageProcessor)
+    sound = getattr(combined, "feature_extractor", None) or ask(transformers.AutoFeatureExtractor)
+    if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase) or not _has_words(hub, tokenizer):
         tokenizer = None
     if not hasattr(sound, "sampling_rate"):  # of old, image processors were feature extractors too
         sound = None
     return Processors(combined, tokenizer, image, sound)
 
 
-def processed(
-    processors: Processors, text: str | None, batch: int = 1, longer: bool = False
-) -> dict[str, torch.Tensor]:
+def processed(processors: Processors, text: str | None, batch: int = 1, longer: bool = False) -> list[Made]:
     """Everything the processors make of a text, an image and a sound; longer ones for the second size."""
     words = text or (_LONGER_TEXT if longer else DEFAULT_TEXT)
     if text is not None and longer:
         words = f"{text} {text}"
-    found: dict[str, torch.Tensor] = {}
-    if processors.combined is not None:
-        found = _call_combined(processors, words, batch, longer)
-    if not found:
-        parts = (
-            _call(processors.tokenizer, [words] * batch, padding=True),
-            _call(processors.image, [_image()] * batch),
-            _call_sound(processors.sound, batch, longer),
-        )
-        found = {name: value for part in parts for name, value in part.items()}
-    return found
+    together = _call_combined(processors, words, batch, longer) if processors.combined is not None else {}
+    if together:
+        return [Made("processor", together)]
+    parts = (
+        Made("tokenizer", _call(processors.tokenizer, [words] * batch, padding=True)),
+        Made("image processor", _call(processors.image, [_image()] * batch)),
+        Made("feature extractor", _call_sound(processors.sound, batch, longer)),
+    )
+    return [part for part in parts if part.tensors]
 
 
 def _call_combined(processors: Processors, words: str, batch: int, longer: bool) -> dict[str, torch.Tensor]:
@@ -113,7 +119,7 @@ def _call(processor: Any | None, *args: Any, **options: Any) -> dict[str, torch.
         except _TROUBLE:
             continue
         found = {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
-        return found if all(value.numel() for value in found.values()) else {}  # a tokenizer without words
+        return found if all(value.numel() for value in found.values()) else {}
     return {}
 
 

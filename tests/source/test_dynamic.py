@@ -1,0 +1,130 @@
+"""Dynamic axes: found without knowing the model, and true in ONNX Runtime at a second size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+import modelexport
+from folders import KINDS, save
+from modelexport.errors import SourceError
+from modelexport.source.dynamic import Axes
+from modelexport.source.inputs import Wanted
+from modelexport.source.load import Source, load_source
+from modelexport.source.prepare import Prepared, prepare
+
+pytestmark = pytest.mark.integration
+STRATEGIES = ["fx", "htp"]
+_SIZES = {"batch": 3, "sequence": 13}
+
+
+def resized(prepared: Prepared) -> dict[str, Tensor]:
+    """The inputs at sizes that the export has not seen."""
+    assert prepared.axes
+    inputs = dict(prepared.inputs)
+    for name, axes in prepared.axes.items():
+        for axis, label in axes.items():
+            size = _SIZES.get(label, 5)
+            if inputs[name].shape[axis] > 1000:  # sound
+                size = 12345
+            inputs[name] = inputs[name].index_select(axis, torch.arange(size) % inputs[name].shape[axis])
+    return inputs
+
+
+def check_at_a_second_size(model: nn.Module, prepared: Prepared, path: Path) -> None:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs = resized(prepared)
+    results = session.run(None, {value.name: inputs[value.name].numpy() for value in session.get_inputs()})
+    with torch.no_grad():
+        expected = model.eval()(**inputs)
+    first = expected if isinstance(expected, Tensor) else next(iter(dict(expected).values()))
+    np.testing.assert_allclose(results[0], first.numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_kind_runs_at_a_second_size(kind: str, strategy: str, tmp_path: Path) -> None:
+    source = load_source(str(save(kind, tmp_path / "model")))
+    assert isinstance(source.model, nn.Module)
+    prepared = prepare(source, Wanted(), True, {}, seed=0)
+    assert prepared.axes is not None
+    labels = {label for axes in prepared.axes.values() for label in axes.values()}
+    assert "batch" in labels
+    assert ("sequence" in labels) == (kind not in ("vision", "speech"))
+    report = modelexport.export_model(
+        source.model, prepared.inputs, tmp_path / "m.onnx", strategy, dynamic_shapes=prepared.axes
+    )
+    assert report.coverage == 1.0
+    told = {info.name: info.shape for info in report.hierarchy.export.inputs}
+    for name, axes in prepared.axes.items():
+        for axis, label in axes.items():
+            assert told[name][axis] == label
+    assert modelexport.validate(report.onnx_path).valid
+    check_at_a_second_size(source.model, prepared, report.onnx_path)
+
+
+class Mixer(nn.Module):
+    """Any batch and any number of rows; the width is fixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.fc(x).softmax(-1) + y.mean(1, keepdim=True)
+
+
+INPUTS = (torch.randn(1, 6, 4), torch.randn(1, 3, 4))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_without_a_processor_the_model_is_tried(strategy: str, tmp_path: Path) -> None:
+    source = Source(Mixer(), "mixer", INPUTS)
+    prepared = prepare(source, Wanted(), True, {}, seed=0)
+    assert prepared.axes == {"x": {0: "batch", 1: "sequence"}, "y": {0: "batch", 1: "y_1"}}
+    assert isinstance(source.model, nn.Module)
+    report = modelexport.export_model(
+        source.model, prepared.inputs, tmp_path / "m.onnx", strategy, dynamic_shapes=prepared.axes
+    )
+    check_at_a_second_size(source.model, prepared, report.onnx_path)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_axes_by_hand(strategy: str, tmp_path: Path) -> None:
+    source = Source(Mixer(), "mixer", INPUTS)
+    axes: Axes = {"x": {0: "batch", 1: "rows"}, "y": {0: "batch"}}
+    prepared = prepare(source, Wanted(), False, axes, seed=0)
+    assert prepared.inputs["x"].shape[0] == prepared.inputs["y"].shape[0] == 2
+    assert isinstance(source.model, nn.Module)
+    report = modelexport.export_model(
+        source.model, prepared.inputs, tmp_path / "m.onnx", strategy, dynamic_shapes=prepared.axes
+    )
+    assert [info.shape for info in report.hierarchy.export.inputs] == [("batch", "rows", 4), ("batch", 3, 4)]
+    check_at_a_second_size(source.model, prepared, report.onnx_path)
+
+
+class Fixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(3, 4) * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "axes", "expected"),
+    [
+        (Fixed(), {}, "no axis can be dynamic"),
+        (Mixer(), {"z": {0: "batch"}}, "names 'z', which is no input"),
+        (Mixer(), {"x": {5: "batch"}}, "axis 5 of x, which has 3 axes"),
+    ],
+)
+def test_axes_that_cannot_be(model: nn.Module, axes: Axes, expected: str) -> None:
+    inputs: Any = INPUTS if isinstance(model, Mixer) else (torch.ones(3, 4),)
+    with pytest.raises(SourceError) as caught:
+        prepare(Source(model, "m", inputs), Wanted(), not axes, axes, seed=0)
+    assert expected in str(caught.value)
