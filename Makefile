@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEMO_DIR ?= demo-output
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint sweep bench clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -19,11 +19,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+sweep: $(READY)
+	$(BIN)/python -m sweep
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(DEMO_DIR) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_DIR) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from modelexport.baseline.calling import in_signature_order, read_inputs
 from modelexport.source.guess import guesses
+from modelexport.source.hub import exportable
 from modelexport.source.specs import make_tensor
 from sweep.shrink import shrunk
 
@@ -60,8 +61,7 @@ def _model(config: Any) -> nn.Module:
     if size > _MOST_PARAMETERS:
         raise ValueError(f"too large even when small: {size / 1e6:.0f} million parameters")
     torch.manual_seed(0)
-    model: nn.Module = transformers.AutoModel.from_config(config)
-    return model.eval()
+    return exportable(transformers.AutoModel.from_config(config).eval())
 
 
 def _line(error: BaseException) -> str:

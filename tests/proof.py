@@ -266,7 +266,8 @@ def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: st
     """The baseline as anyone would write it, with nothing of ours.
 
     Where the tracer cannot pass keywords, or would make inputs of the numbers that forward has as
-    defaults, the model is called by position, as people do.
+    defaults, the model is called by position, as people do. Where it fails with gradients, it is
+    done without.
     """
     named = isinstance(example_inputs, dict)
     args = () if named else example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
@@ -281,7 +282,11 @@ def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: st
         try:
             if named and numbers and exporter == "torchscript":
                 raise TypeError
-            torch.onnx.export(model, args, str(path), **options)
+            try:
+                torch.onnx.export(model, args, str(path), **options)
+            except torch.onnx.OnnxExporterError:
+                with torch.no_grad():
+                    torch.onnx.export(model, args, str(path), **options)
         except TypeError:
             forward = model.forward
             model.forward = lambda *tensors: forward(**dict(zip(options["input_names"], tensors, strict=True)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import modelexport
 from architectures import ARCHITECTURES
@@ -74,3 +76,18 @@ def test_bert_has_its_26_tags(strategy: str, tmp_path: Path) -> None:
     assert report.hierarchy.expected_hierarchy[0] == "/BertModel"
     assert [output.name for output in report.hierarchy.export.outputs] == ["last_hidden_state", "pooler_output"]
     assert [value.name for value in report.hierarchy.export.inputs] == ["input_ids", "attention_mask"]
+
+
+def test_a_program_that_torch_can_only_translate_without_gradients(tmp_path: Path) -> None:
+    """With a learned bias in its attention, dynamo captures other kernels than it decomposes to."""
+    model, inputs = ARCHITECTURES["t5"]()
+    model.set_attn_implementation("sdpa")
+    (tmp_path / "plain").mkdir()
+    prove(model, inputs, tmp_path, "fx")
+    names = [output.name for output in modelexport.load(tmp_path / "model.onnx").proto.graph.output]
+    plain = tmp_path / "plain" / "model.onnx"
+    with pytest.raises(torch.onnx.OnnxExporterError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (), str(plain), kwargs=inputs, dynamo=True, verbose=False)
+    plain_export(model, inputs, plain, "dynamo", output_names=names)
+    assert strip_bytes(tmp_path / "model.onnx") == plain.read_bytes()

@@ -779,3 +779,54 @@ class TakesPlainValues(nn.Module):
 @animal("torchscript")
 def plain_values_as_inputs() -> Example:
     return TakesPlainValues(), {"x": x(2, 8), "shape": [4, 4], "flag": True}
+
+
+class TurnsAtTheEnd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).transpose(1, 2)
+
+
+class TurnsBack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.transpose(1, 2))
+
+
+class TurnsTwice(nn.Module):
+    """What the first returns is nowhere in the file: both turns are removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = TurnsAtTheEnd()
+        self.second = TurnsBack()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+@animal()
+def turns_that_cancel() -> Example:
+    return TurnsTwice(), (x(2, 3, 8),)
+
+
+class HasDefaultNumbers(nn.Module):
+    """The tracer would make inputs of the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, scale: float = 2.0, keep: int = 3) -> Tensor:
+        return (self.fc(x) * scale)[:, :keep]
+
+
+@animal()
+def default_numbers() -> Example:
+    return HasDefaultNumbers(), {"x": x(2, 8)}

@@ -65,7 +65,14 @@ def load_model(hub: Hub, head: Head) -> nn.Module:
         raise _cannot_load(hub, error, f" as {chosen.__name__}") from error
     if not isinstance(model, nn.Module):
         raise SourceError(f"{chosen.__name__} loads no torch.nn.Module", hint="name another --model-class")
-    return model.eval()
+    return exportable(model.eval())
+
+
+def exportable(model: nn.Module) -> nn.Module:
+    """Mixtures of experts in the form that transformers has for export: the same results without its own operator."""
+    if getattr(model, "_can_set_experts_implementation", bool)():
+        model.set_experts_implementation("batched_mm")  # type: ignore[operator]
+    return model
 
 
 def _without_weights(chosen: Any, config: Any, hub: Hub) -> Any:

@@ -1,0 +1,82 @@
+"""The sweep's own parts: shrinking, limits, and a page that hides nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import transformers
+from sweep.examples import CannotBuildError, build, model_types
+from sweep.isolated import LimitError, isolated
+from sweep.judge import Outcome, judge
+from sweep.page import write_page
+from sweep.shrink import shrunk
+
+pytestmark = pytest.mark.sanity
+
+
+@pytest.mark.parametrize("name", ["BertConfig", "LlamaConfig", "ViTConfig", "MixtralConfig", "WhisperConfig"])
+def test_a_configuration_gets_small_and_stays_consistent(name: str) -> None:
+    config = next(shrunk(getattr(transformers, name)()))
+    assert config.hidden_size <= 256
+    assert config.num_hidden_layers <= 2
+    assert config.hidden_size % config.num_attention_heads == 0
+    assert getattr(config, "vocab_size", 0) <= 160
+
+
+def test_lists_by_layer_are_cut_with_the_layers() -> None:
+    config = transformers.Gemma3TextConfig()
+    small = next(shrunk(config))
+    assert len(small.layer_types) == small.num_hidden_layers == 2
+    assert set(small.layer_types) == set(config.layer_types)
+
+
+def test_every_model_type_is_swept() -> None:
+    assert len(model_types()) == len(set(model_types())) > 100
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_one_architecture_from_its_name_to_the_verdict(strategy: str) -> None:
+    model, inputs = build("distilbert")
+    outcome = judge("distilbert", strategy, model, inputs)
+    assert outcome.status == "exported"
+    assert outcome.nodes > 30
+    assert outcome.values > 20
+
+
+def test_what_cannot_be_built_says_why() -> None:
+    with pytest.raises(CannotBuildError, match="no default configuration"):
+        build("no-such-type")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_of_its_own() -> None:
+    assert isolated(lambda: [os.getpid()], 20) != [os.getpid()]
+    with pytest.raises(LimitError, match="took more than"):
+        isolated(lambda: time.sleep(30), 0.2)
+    with pytest.raises(LimitError, match="ended with status"):
+        isolated(lambda: os.kill(os.getpid(), 9), 20)
+
+
+def test_the_page_shows_failures_of_ours_first(tmp_path: Path) -> None:
+    outcomes = [
+        Outcome("alpha", "fx", "exported", nodes=12),
+        Outcome("alpha", "htp", "we-fail", "a | b"),
+        Outcome("beta", "fx", "torch-cannot", "no operator"),
+        Outcome("beta", "htp", "exported", nodes=7),
+        Outcome("gamma", "fx", "not-built", "no timm"),
+        Outcome("gamma", "htp", "not-built", "no timm"),
+    ]
+    write_page(tmp_path / "page.md", outcomes)
+    text = (tmp_path / "page.md").read_text()
+    assert "| alpha | 12 | we-fail: a \\| b |" in text
+    assert "| beta | torch-cannot: no operator | 7 |" in text
+    assert "| gamma | no timm |" in text
+    totals = {
+        line.split("|")[1].split("`")[1]: line.split("|")[2:5] for line in text.splitlines() if line.startswith("| `")
+    }
+    assert [cell.strip() for cell in totals["we-fail"]] == ["0", "1", "1"]
+    assert [cell.strip() for cell in totals["exported"]] == ["1", "1", "1"]
