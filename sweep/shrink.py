@@ -111,7 +111,11 @@ def _shrink_list(name: str, value: list[Any], fields: dict[str, Any], recipe: Re
     if _KEPT.search(name) or _TOKEN.search(name):
         return value
     return [
-        _shrink_fields(item, recipe) if isinstance(item, dict) else _narrower(item, recipe) if _is_count(item) else item
+        _shrink_fields(item, recipe)
+        if isinstance(item, dict)
+        else max(_narrower(item, recipe), min(item, 8))  # a stage of two channels has norms that tell nothing
+        if _is_count(item)
+        else item
         for item in value
     ]
 

@@ -186,8 +186,14 @@ def value_test(exported: TaggedModel, returned: dict[str, list[Returned]], value
             _check_module(verdict, f"{path!r} by tag", calls, by_tag.get(record.tag, []), computed, values)
         if not record.children and record.calls == len(calls) > 1:
             for number, call in enumerate(calls):
+                others = [tensor for other in calls if other is not call for tensor in other.given]
                 _check_number(
-                    verdict, f"{path!r} call {number}", call, by_call.get((path, number), []), by_module[path], values
+                    verdict,
+                    f"{path!r} call {number}",
+                    [tensor for tensor in _made(call) if not any(same(tensor, other) for other in others)],
+                    by_call.get((path, number), []),
+                    by_module[path],
+                    values,
                 )
     return verdict
 
@@ -221,10 +227,15 @@ def _check_module(
 
 
 def _check_number(
-    verdict: Verdict, place: str, call: Returned, names: list[str], all_names: list[str], values: dict[str, np.ndarray]
+    verdict: Verdict,
+    place: str,
+    made: list[np.ndarray],
+    names: list[str],
+    all_names: list[str],
+    values: dict[str, np.ndarray],
 ) -> None:
-    """What a repeated call made is at the nodes of that call, not of another."""
-    for tensor in _made(call):
+    """What only one of several calls made is at the nodes of that call, not of another."""
+    for tensor in made:
         if found(tensor, all_names, values) and not found(tensor, names, values):
             verdict.failures.append(f"{place}: its result is at the nodes of another call")
 

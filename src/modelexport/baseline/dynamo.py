@@ -125,7 +125,7 @@ class _FxTap:
         slot = get_proxy_slot(tensor, tracer, None)
         return None if slot is None else _value_name(slot.proxy.node, lambda node: str(node.name))
 
-    def made_by(self, spans: list[tuple[int, int]], parents: list[int]) -> dict[str, int]:
+    def made_by(self, spans: list[tuple[int, int]], parents: list[int], returned: tuple[str, ...]) -> dict[str, int]:
         tracer = self._tracer()
         if tracer is None:
             return {}

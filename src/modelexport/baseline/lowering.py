@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -49,22 +49,33 @@ class Lowering:
         An operation is recognised among those of its kind and scope by what it reads. Constants
         are not: a dropped one looks like any other, and who reads a constant tells enough.
         """
-        upcoming = {key: iter(operations) for key, operations in self.tap.traced.items()}
+        upcoming = self.tap.traced
+        first = dict.fromkeys(upcoming, 0)
+        made = {unique for operations in upcoming.values() for traced in operations for unique in traced.outputs}
         for node in graph.nodes():
             if not node.inputsSize():
                 continue
             inputs = [value.unique() for value in inputs_of(node)]
-            for traced in upcoming.get((node.kind(), node.scopeName()), ()):
-                if self._reads_the_same(traced, inputs):
-                    for was, now in zip(traced.outputs, outputs_of(node), strict=False):
-                        self._inlined_as[was] = now.unique()
-                        self._traced_as[now.unique()] = traced
-                    break
+            key = (node.kind(), node.scopeName())
+            operations = upcoming.get(key, [])
+            # What reads a dropped value was dropped too; where that rules out all, a value went unrecognised before.
+            places = range(first.get(key, 0), len(operations))
+            fitting = (p for p in places if self._reads_the_same(operations[p], inputs, made))
+            place = next(fitting, None)
+            if place is None:
+                place = next((p for p in places if self._reads_the_same(operations[p], inputs, frozenset())), None)
+            if place is not None:
+                first[key] = place + 1
+                for was, now in zip(operations[place].outputs, outputs_of(node), strict=False):
+                    self._inlined_as[was] = now.unique()
+                    self._traced_as[now.unique()] = operations[place]
 
-    def _reads_the_same(self, traced: Traced, inputs: list[int]) -> bool:
+    def _reads_the_same(self, traced: Traced, inputs: list[int], made: Set[int]) -> bool:
         known = self._inlined_as
-        same_length = len(traced.inputs) == len(inputs)
-        return same_length and all(known.get(was, now) == now for was, now in zip(traced.inputs, inputs, strict=True))
+        return len(traced.inputs) == len(inputs) and all(
+            known[was] == now if was in known else was not in made
+            for was, now in zip(traced.inputs, inputs, strict=True)
+        )
 
     def settle(self, graph: Any) -> None:
         """Before a symbolic function runs: the exporter may have put a folded constant after the last one's nodes."""

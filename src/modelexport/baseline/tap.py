@@ -56,7 +56,7 @@ class JitTap:
         self.disturbed = self.disturbed or here.prev() != before
         return str(unique)
 
-    def made_by(self, spans: list[tuple[int, int]], parents: list[int]) -> dict[str, int]:
+    def made_by(self, spans: list[tuple[int, int]], parents: list[int], returned: tuple[str, ...]) -> dict[str, int]:
         state = torch._C._get_tracing_state()
         if state is None:
             return {}
@@ -66,9 +66,11 @@ class JitTap:
         marks = [(str(unique), unique) for node in operations for unique in node.outputs]
         made_by = assign_operations(spans, marks)
         self.traced, self._scopes = defaultdict(list), {}
+        needed = _needed(operations, returned)
         for node in operations:
             call = made_by.get(str(node.outputs[0]), -1) if node.outputs else -1
-            self.traced[node.kind, node.scope].append(Traced(node.inputs, node.outputs, call))
+            if needed is None or not needed.isdisjoint(node.outputs):
+                self.traced[node.kind, node.scope].append(Traced(node.inputs, node.outputs, call))
             calls = self._scopes.setdefault(node.scope, [])
             if call >= 0 and (not calls or calls[-1] != call):
                 calls.append(call)
@@ -113,6 +115,18 @@ def _operations(graph: Any) -> Iterator[_Node]:
         elif node.inputsSize():
             inputs = tuple([value.unique() for value in inputs_of(node)])
             yield _Node(kind, scope, inputs, tuple([value.unique() for value in outputs_of(node)]))
+
+
+def _needed(operations: list[_Node], returned: tuple[str, ...]) -> set[int] | None:
+    """The values that lead to what the model returns, or that change another in place; None if that is unknown."""
+    if not returned:
+        return None
+    needed = {int(unique) for unique in returned}
+    for node in reversed(operations):
+        if node.kind.endswith("_") or not needed.isdisjoint(node.outputs):
+            needed.update(node.outputs)
+            needed.update(node.inputs)
+    return needed
 
 
 def _last_unique(node: Any) -> int:

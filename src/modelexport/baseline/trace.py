@@ -62,13 +62,12 @@ class Survivors:
         chain = []
         while name not in self._present and name not in self._found:
             chain.append(name)
-            renamed = self._seen_by_readers(name)
+            renamed = self._seen_by_readers(name) or self._under_a_reader_s_name(name)
             if renamed is not None:
                 self._found[name] = renamed
                 break
             made = self._made.get(name)
-            # Nothing folds an operation of one input and no attribute into another: it was a copy.
-            if made is None or len(made.inputs) != 1 or not made.plain or made.inputs[0] in chain:
+            if made is None or not _is_copy(made) or made.inputs[0] in chain:
                 self._found[name] = None
                 break
             name = made.inputs[0]
@@ -78,11 +77,48 @@ class Survivors:
         return answer
 
     def _seen_by_readers(self, name: str) -> str | None:
-        for reader, slot in self._readers.get(name, ()):
-            now = self._after.get(reader.outputs[0]) if reader.outputs else None
-            if now is not None and len(now.inputs) == len(reader.inputs) and now.kind() == reader.kind():
-                return now.inputs[slot] or None
+        same_value = [name]
+        for current in same_value:
+            for reader, slot in self._readers.get(current, ()):
+                now = self._after.get(reader.outputs[0]) if reader.outputs else None
+                if now is not None and len(now.inputs) == len(reader.inputs) and now.kind() == reader.kind():
+                    return now.inputs[slot] or None
+                if now is None and _is_copy(reader) and len(same_value) < _MOST_STEPS:
+                    same_value.append(reader.outputs[0])
         return None
+
+    def _under_a_reader_s_name(self, name: str) -> str | None:
+        """An optimiser that removes a step without effect may keep the step's name for what came before it."""
+        made = self._made.get(name)
+        following = [name]
+        for current in following:
+            for reader, _ in self._readers.get(current, ()) if made is not None else ():
+                now = self._after.get(reader.outputs[0]) if len(reader.outputs) == 1 else None
+                if now is None and len(reader.outputs) == 1 and len(following) < _MOST_STEPS:
+                    following.append(reader.outputs[0])
+                elif now is not None and made is not None and self._is(made, now):
+                    place = made.outputs.index(name)  # results that nothing reads may be gone
+                    return now.outputs[place] if place < len(now.outputs) else None
+        return None
+
+    def _is(self, before: Operation, after: Operation) -> bool:
+        """Whether an operation is still the same, whatever its results are called now."""
+        return (
+            len(before.inputs) == len(after.inputs)
+            and all(
+                old == new or old not in self._present for old, new in zip(before.inputs, after.inputs, strict=True)
+            )
+            and before.kind() == after.kind()
+        )
+
+
+def _is_copy(gone: Operation) -> bool:
+    """Nothing folds an operation of one input and no attribute into another: one that is gone was a copy."""
+    return len(gone.inputs) == 1 and gone.plain and len(gone.outputs) == 1
+
+
+_MOST_STEPS = 8
+"""How many removed steps in a row are followed."""
 
 
 def settle_scopes(

@@ -28,8 +28,11 @@ class Tap(Protocol):
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The trace's name for a tensor that it made."""
 
-    def made_by(self, spans: list[tuple[int, int]], parents: list[int]) -> dict[str, int]:
-        """Which call made each operation traced so far; a span is a call's positions before and after."""
+    def made_by(self, spans: list[tuple[int, int]], parents: list[int], returned: tuple[str, ...]) -> dict[str, int]:
+        """Which call made each operation traced so far; a span is a call's positions before and after.
+
+        `returned` are the trace's names for what the outermost call gave back.
+        """
 
 
 def scan(model: nn.Module) -> ModuleTree:
@@ -157,7 +160,8 @@ class Recorder:
                 break
         if not self._open:
             spans = [(call.start, call.finish) for call in self._calls]
-            self._made_by = self._tap.made_by(spans, [call.parent for call in self._calls])
+            parents = [call.parent for call in self._calls]
+            self._made_by = self._tap.made_by(spans, parents, self._calls[0].returned)
 
     def log(self) -> CallLog:
         """The calls of the last complete capture."""
