@@ -1,4 +1,4 @@
-"""Prints every ratio with its aim. `make bench`, or `python -m benchmarks reading|export|memory|scaling`."""
+"""Prints every ratio with its aim. `make bench`, or `python -m benchmarks reading|export|memory|scaling|large`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import sys
 
 PARTS = {"reading": "reading", "export": "export_cost", "memory": "memory", "scaling": "scaling"}
 """Reading comes first, while torch is not loaded: its commands run without it."""
+_ON_REQUEST = {"large": "large"}
 
 
 def main() -> None:
     for name in sys.argv[1:] or PARTS:
-        importlib.import_module(f"benchmarks.{PARTS[name]}").main()
+        importlib.import_module(f"benchmarks.{(PARTS | _ON_REQUEST)[name]}").main()
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ TORCH_FILES = {
     "baseline/lowering.py",
     "baseline/tap.py",
     "baseline/torchscript.py",
+    "baseline/weights_apart.py",
     "source/load.py",
     "source/hub.py",
     "source/program.py",

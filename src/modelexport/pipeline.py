@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -38,7 +37,6 @@ from modelexport.markdown import markdown, report_path
 from modelexport.report import ExportReport, Steps
 from modelexport.tagged import wire
 from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
-from modelexport.tagged.external import gather_weights
 from modelexport.tagged.files import StrPath, parse
 from modelexport.tagged.sidecar import (
     ExportRecord,
@@ -115,9 +113,6 @@ def export_model(
             tree = scan_program(module) if isinstance(module, ExportedProgram) else scan(module)
             tags = assign_tags(tree, policy)
         chosen, used, reason, baseline = _export_baseline(module, tree, inputs, stage, target, options, attempts, steps)
-        if external_data and used == "torchscript":  # torch has this switch for its other exporter only
-            with steps.step("move the weights"):
-                baseline = _gathered(baseline, stage, target)
         data = baseline.data
         with steps.step("attribute nodes to modules"), collector_paused():
             proto = parse(data, target)
@@ -282,13 +277,6 @@ def _check_runs(model: nn.Module | ExportedProgram, inputs: ModelInputs) -> None
             f"the model itself does not run on these inputs: {failure.line}",
             hint="their number, names, shapes and dtypes have to be what forward takes",
         ) from error
-
-
-def _gathered(baseline: Baseline, stage: Staging, target: Path) -> Baseline:
-    """The baseline with its weights in one data file."""
-    data_file = stage.subfolder("weights") / f"{target.name}.data"
-    data = gather_weights(baseline.data, baseline.files, data_file)
-    return msgspec.structs.replace(baseline, data=memoryview(data), files={data_file.name: data_file})
 
 
 def _write(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import nn
 
 from modelexport.baseline.calling import ModelInputs, exceeds_one_file, keyword_shim, preserved, quiet, shaped_output
 from modelexport.baseline.lowering import read_trace, watched_lowering
-from modelexport.baseline.options import Baseline, ExportOptions, mapped
+from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.baseline.tap import JitTap
+from modelexport.baseline.weights_apart import weights_apart
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError
 from modelexport.hierarchy.capture import forward_args, recording
@@ -21,7 +23,7 @@ from modelexport.hierarchy.tree import ModuleTree
 
 
 def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions) -> Baseline:
-    """Export with `torch.onnx.export(dynamo=False)`, into memory where the weights allow it."""
+    """Export with `torch.onnx.export(dynamo=False)` into memory; large weights go straight to a data file."""
     tap, shim = JitTap(), _has_default_numbers(model, inputs)
     while True:
         try:
@@ -51,20 +53,21 @@ def _export_once(
 ) -> Baseline:
     names = options.input_names or inputs.names
     sink = _Sink()
-    large = exceeds_one_file(model)  # then the exporter needs a path for its data files
+    apart = options.external_data or exceeds_one_file(model)
     with (
         preserved(model),
         shaped_output(model, names or ()) as shape,
         recording(model, tree, tap) as recorder,
         watched_lowering(tap) as lowering,
         quiet(options.verbose),
+        weights_apart(target) if apart else nullcontext() as place,
         collector_paused(),
     ):
         args, kwargs = (_by_position(model, inputs), None) if shim else (inputs.args, inputs.kwargs or None)
         torch.onnx.export(
             model,
             args,
-            str(target) if large else sink,  # type: ignore[arg-type]
+            sink,  # type: ignore[arg-type]
             kwargs=kwargs,
             dynamo=False,
             optimize=options.optimize,
@@ -77,8 +80,8 @@ def _export_once(
         raise _TraceDisturbedError
     if options.jit_graph is not None:
         options.jit_graph.write_text(str(lowering.final), encoding="utf-8")
-    files = {path.name: path for path in target.parent.iterdir() if path != target}
-    data = mapped(target) if sink.content is None else memoryview(sink.content)
+    data = memoryview(sink.content if place is None else place(sink.content))
+    files = {path.name: path for path in target.parent.iterdir()}
     with collector_paused():
         trace = read_trace(recorder.log(), lowering)
     return Baseline(data, files, trace, tuple(shape.dropped))
@@ -132,7 +135,7 @@ def _dynamic_axes(dynamic_shapes: Any, names: Any) -> dict[str, dict[int, str]] 
 class _Sink:
     """A file for torch to write its model bytes into; keeps the object itself, without a copy."""
 
-    content: bytes | None = None
+    content: bytes = b""
 
     def write(self, content: bytes) -> int:
         self.content = content

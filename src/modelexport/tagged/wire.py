@@ -150,29 +150,6 @@ def raw_data(data: Buffer, tensor: Field) -> Buffer | None:
     return None
 
 
-def replace_initializers(data: Buffer, replacement: Callable[[Field], bytes | None]) -> list[Buffer]:
-    """The model with some initializers of its main graph replaced (None: kept), as pieces to write."""
-    pieces: list[Buffer] = []
-    for field in fields(data, 0, len(data)):
-        if field.number != _MODEL_GRAPH or field.kind != _BYTES:
-            pieces.append(data[field.start : field.end])
-            continue
-        body: list[Buffer] = []
-        kept_from = field.body
-        for tensor in initializers(data, field):
-            new = replacement(tensor)
-            if new is not None:
-                body += [data[kept_from : tensor.start], *_delimited(_GRAPH_INITIALIZER, [new])]
-                kept_from = tensor.end
-        pieces += _delimited(_MODEL_GRAPH, [*body, data[kept_from : field.end]])
-    return pieces
-
-
-def tensor_without_values(data: Buffer, tensor: Field) -> bytes:
-    """An initializer's name, type, shape and whatever else it has besides its values."""
-    return b"".join(_without_values(data, tensor))
-
-
 def rewrite(
     data: Buffer, doc_edit: DocEdit, *, add_metadata: tuple[str, str] | None = None, drop_metadata: str | None = None
 ) -> list[Buffer]:
