@@ -25,6 +25,23 @@ def test_a_removed_copy_is_found_where_its_reader_reads() -> None:
     assert Survivors(before, after, frozenset({"x"})).find("b") == "a"
 
 
+def test_a_value_may_live_on_under_the_name_of_a_removed_step() -> None:
+    before = [
+        op("a", "norm", "x", "w", plain=False),
+        op("b", "turn", "a", plain=False),
+        op("c", "turn", "b", plain=False),
+    ]
+    after = [op("c", "norm", "x", "w", plain=False)]
+    survivors = Survivors(before, after, frozenset({"x", "w"}))
+    assert survivors.find("a") == "c"
+
+
+def test_a_value_is_found_through_a_removed_copy() -> None:
+    before = [op("a", "f", "x", "y"), op("b", "like", "a", "x"), op("c", "copy", "b"), op("d", "g", "c")]
+    after = [op("a", "f", "x", "y"), op("d", "g", "a")]
+    assert Survivors(before, after, frozenset({"x", "y"})).find("b") == "a"
+
+
 def test_a_value_fused_into_its_reader_is_gone() -> None:
     before = [op("a", "conv", "x", "w", plain=False), op("b", "norm", "a", plain=False), op("c", "g", "b")]
     after = [op("b", "conv", "x", "w2", plain=False), op("c", "g", "b")]

@@ -106,7 +106,7 @@ class Survivors:
         return (
             len(before.inputs) == len(after.inputs)
             and all(
-                old == new or old not in self._present for old, new in zip(before.inputs, after.inputs, strict=True)
+                old == new or self._found.get(old) == new for old, new in zip(before.inputs, after.inputs, strict=True)
             )
             and before.kind() == after.kind()
         )
