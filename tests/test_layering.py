@@ -48,6 +48,7 @@ TORCH_FILES = {
     "source/resize.py",
     "source/dynamic.py",
     "source/prepare.py",
+    "source/second_size.py",
     "pipeline.py",
 }
 HEAVY = ("torch", "transformers", "onnxruntime")

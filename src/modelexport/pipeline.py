@@ -24,10 +24,10 @@ from modelexport.baseline.calling import (
     quiet,
     read_inputs,
 )
-from modelexport.baseline.failure import explain
+from modelexport.baseline.failure import does_not_run, explain
 from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.collector import collector_paused
-from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError, ModelRunError
+from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError
 from modelexport.graph import flatten
 from modelexport.hierarchy.capture import scan
 from modelexport.hierarchy.program import scan_program
@@ -272,11 +272,7 @@ def _check_runs(model: nn.Module | ExportedProgram, inputs: ModelInputs) -> None
         with preserved(model), quiet(verbose=False), torch.no_grad():
             model(*inputs.args, **inputs.kwargs)
     except Exception as error:
-        failure = explain(error)
-        raise ModelRunError(
-            f"the model itself does not run on these inputs: {failure.line}",
-            hint="their number, names, shapes and dtypes have to be what forward takes",
-        ) from error
+        raise does_not_run(error) from error
 
 
 def _write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from modelexport.source.dynamic import Axes
 from modelexport.source.inputs import Wanted
 from modelexport.source.load import Source, load_source
 from modelexport.source.prepare import Prepared, prepare
+from modelexport.source.second_size import export_dynamic
 
 pytestmark = pytest.mark.integration
 STRATEGIES = ["fx", "htp"]
@@ -108,6 +110,51 @@ def test_axes_by_hand(strategy: str, tmp_path: Path) -> None:
     )
     assert [info.shape for info in report.hierarchy.export.inputs] == [("batch", "rows", 4), ("batch", 3, 4)]
     check_at_a_second_size(source.model, prepared, report.onnx_path)
+
+
+def test_what_goes_with_a_named_axis_changes_with_it(tmp_path: Path) -> None:
+    source = load_source(str(save("text_encoder", tmp_path / "model")))
+    prepared = prepare(source, Wanted(), False, {"input_ids": {0: "batch", 1: "words"}}, seed=0)
+    assert prepared.axes == {"input_ids": {0: "batch", 1: "words"}, "attention_mask": {0: "batch", 1: "words"}}
+    assert prepared.inputs["attention_mask"].shape[0] == 2
+
+
+class Loops(nn.Module):
+    """A loop in Python over an axis: a tracer takes down one turn after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.fc(x[:, step]) for step in range(x.shape[1])], 1)
+
+
+@pytest.mark.parametrize(("may_drop", "shape"), [(True, ("batch", 3, 4)), (False, ("batch", "sequence", 4))])
+def test_an_axis_that_the_tracer_fixed_is_not_announced(
+    may_drop: bool, shape: tuple[object, ...], tmp_path: Path
+) -> None:
+    source = Source(Loops(), "loops", (torch.randn(1, 3, 4),))
+    prepared = prepare(source, Wanted(), True, {}, seed=0)
+    assert prepared.axes == {"x": {0: "batch", 1: "sequence"}}
+    export = partial(modelexport.export_model, source.model, prepared.inputs, tmp_path / "m.onnx", "htp")
+    report, (told,) = export_dynamic(export, source.model, prepared, may_drop, on_step=lambda step: None)
+    assert "fixed sequence" in told
+    assert report.hierarchy.export.inputs[0].shape == shape
+
+
+def test_inputs_that_are_no_tensors_have_no_axes(tmp_path: Path) -> None:
+    class Scales(nn.Module):
+        def forward(self, x: Tensor, scale: float = 1.0, bias: Tensor | None = None) -> Tensor:
+            return x * scale if bias is None else x * scale + bias
+
+    source = Source(Scales(), "scales", {"x": torch.randn(1, 3), "scale": 3.0, "bias": None})
+    prepared = prepare(source, Wanted(), True, {}, seed=0)
+    for strategy in STRATEGIES:
+        report = modelexport.export_model(
+            source.model, prepared.inputs, tmp_path / "m.onnx", strategy, dynamic_shapes=prepared.axes
+        )
+        assert [info.name for info in report.hierarchy.export.inputs] == ["x"]
 
 
 class Fixed(nn.Module):

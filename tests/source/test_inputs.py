@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from folders import KINDS, WORDS, save
-from modelexport.errors import SourceError
+from modelexport.errors import ModelRunError, SourceError
 from modelexport.source.inputs import Example, Wanted, example_inputs
 from modelexport.source.load import Source, load_source
 
@@ -147,6 +147,10 @@ def test_arrays_are_used_as_they_are(tmp_path: Path) -> None:
         ('{"tokens": {"shape": "1,2"}, "scale": {"shape": [1]}}', "does not describe inputs"),
         ('{"tokens": {"shape": [1], "rnage": [0, 1]}}', "does not describe inputs"),
         ('{"tokens": {"shape": [1], "range": [3, 1]}, "scale": {"shape": [1]}}', "the empty range"),
+        ('{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 0.5]}, "scale": {"shape": [1]}}', "has the range"),
+        ('{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 1e30]}, "scale": {"shape": [1]}}', "has the range"),
+        ('{"tokens": {"shape": [1], "dtype": "quint8"}, "scale": {"shape": [1]}}', "the unknown dtype 'quint8'"),
+        ('{"tokens": {"shape": [100000, 100000, 1000]}, "scale": {"shape": [1]}}', "cannot make an input of shape"),
         ('["tokens"]', "does not describe inputs"),
         ("{", "is not JSON"),
     ],
@@ -186,6 +190,47 @@ def test_noise_at_a_shape_for_a_bare_factory() -> None:
     assert example_inputs(Source(One(), "one"), Wanted(shapes={"": (3, 5)}), seed=0).inputs["x"].shape == (3, 5)
     wanted = Wanted(shapes={"tokens": (2, 3), "scale": (1,)})
     assert example_inputs(Source(Two(), "two"), wanted, seed=0).inputs["tokens"].dtype == torch.int64
+
+
+def test_inputs_that_the_model_does_not_run_on_are_found_before_the_export(tmp_path: Path) -> None:
+    np.savez(tmp_path / "inputs.npz", x=np.zeros((1, 4)))
+    with pytest.raises(ModelRunError, match="must have the same dtype"):
+        example_inputs(Source(nn_linear(), "linear"), Wanted(specs=tmp_path / "inputs.npz"), seed=0)
+
+
+def nn_linear() -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x)
+
+    return Net()
+
+
+def test_made_inputs_have_the_precision_of_the_model() -> None:
+    model = nn_linear().to(torch.bfloat16)
+    example = example_inputs(Source(model, "linear"), Wanted(shapes={"x": (2, 4)}), seed=0)
+    assert example.inputs["x"].dtype == torch.bfloat16
+
+
+@pytest.mark.regression
+def test_trying_a_model_leaves_it_as_it_was() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return x + self.count
+
+    model = Counts().train()
+    example_inputs(Source(model, "counts", (torch.ones(1, 4),)), Wanted(shapes={"": (2, 4)}), seed=0)
+    assert float(model.count) == 0.0
+    assert model.training
 
 
 def test_no_inputs_at_all_prints_a_file_to_start_from(tmp_path: Path) -> None:

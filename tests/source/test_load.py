@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import sys
 import zipfile
 from pathlib import Path
 
@@ -81,6 +82,34 @@ def test_code_from_a_folder_runs_only_when_it_is_trusted(tmp_path: Path) -> None
     assert not (tmp_path / "ran").exists()
     loaded = load_source(str(tmp_path), random_weights=True, trust_remote_code=True).model
     assert type(loaded).__name__ == "OwnModel"
+
+
+def test_a_head_without_weights_is_told_of(encoder: Path) -> None:
+    assert load_source(str(encoder)).notes == ()
+    (told,) = load_source(str(encoder), task="text-classification").notes
+    assert "classifier.weight" in told
+
+
+def test_a_task_has_several_classes(tmp_path: Path) -> None:
+    folder = save("speech", tmp_path)
+    loaded = load_source(str(folder), task="automatic-speech-recognition").model
+    assert type(loaded) is transformers.WhisperForConditionalGeneration
+
+
+def test_a_factory_may_import_its_neighbours_when_it_is_called(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_lazy.py").write_text("import torch
+
+def make():
+    return torch.nn.Linear(2, 2)
+")
+    (tmp_path / "inspect.py").write_text("def make():
+    from neighbour_of_lazy import make
+    return make()
+")
+    source = load_source(f"{tmp_path}/inspect.py:make")
+    assert isinstance(source.model, nn.Linear)
+    assert source.name == "inspect.py:make"
+    assert not sys.modules["inspect"].__file__.startswith(str(tmp_path))
 
 
 def test_a_factory_in_a_file(tmp_path: Path) -> None:
@@ -214,6 +243,9 @@ def test_a_program_of_another_version(tmp_path: Path) -> None:
         ("good.py:number", "is a int, not a callable"),
         ("good.py:text", "returned a str"),
         ("good.py:fails", "raised RuntimeError: out of luck"),
+        ("good.py:leaves", "raised SystemExit: 0"),
+        ("leaves.py:make", "importing leaves.py failed: SystemExit"),
+        ("x" * 300, "cannot load"),
         ("model.onnx", "is an ONNX file already"),
         ("model.safetensors", "holds weights and no model"),
         ("notes.txt", "is a file"),
@@ -232,7 +264,9 @@ def test_what_is_wrong_in_one_line(spec: str, expected: str, tmp_path: Path, mon
     (tmp_path / "broken.py").write_text("1 / 0")
     (tmp_path / "good.py").write_text(
         "number = 3\ndef text():\n    return 'model'\ndef fails():\n    raise RuntimeError('out of luck')\n"
+        "def leaves():\n    raise SystemExit(0)\n"
     )
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(SourceError) as caught:
         load_source(spec)
     assert expected in str(caught.value)

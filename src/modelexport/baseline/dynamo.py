@@ -18,7 +18,7 @@ from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_o
 from modelexport.baseline.options import Baseline, ExportOptions, mapped
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
 from modelexport.hierarchy.calls import Call, CallLog, assign_operations
-from modelexport.hierarchy.capture import recording
+from modelexport.hierarchy.capture import forward_args, recording
 from modelexport.hierarchy.tree import ModuleTree
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -58,10 +58,24 @@ def _export_once(
             kwargs=inputs.kwargs or None,
             input_names=names,
             output_names=options.output_names or shape.names,
-            dynamic_shapes=options.dynamic_shapes,
+            dynamic_shapes=_for_every_input(model, inputs, options.dynamic_shapes),
             **_common(options),
         )
     return _read(written, tree, recorder.log(), translated, target, options, shape.dropped)
+
+
+def _for_every_input(model: nn.Module, inputs: ModelInputs, dynamic_shapes: Any) -> Any:
+    """Dynamic shapes by name with an entry for every input, as torch.export wants them."""
+    if not isinstance(dynamic_shapes, Mapping) or not all(isinstance(name, str) for name in dynamic_shapes):
+        return dynamic_shapes
+    arguments = list(forward_args(model))
+    shapes: dict[str, Any] = dict.fromkeys((*arguments[: len(inputs.args)], *inputs.kwargs))
+    shapes.update(dynamic_shapes)
+    gathered = next((name.removeprefix("**") for name in arguments if name.startswith("**")), None)
+    loose = [name for name in shapes if name in inputs.kwargs and name not in arguments]
+    if gathered is None or not loose:
+        return shapes
+    return {**{name: shapes[name] for name in shapes if name not in loose}, gathered: {n: shapes[n] for n in loose}}
 
 
 def _export_program(program: ExportedProgram, tree: ModuleTree, target: Path, options: ExportOptions) -> Baseline:

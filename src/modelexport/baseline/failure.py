@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modelexport.errors import ModelRunError
+
 _MOST = 300
 _FILE_LINE = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(\S.*)')
 _SOURCE_RANGE = re.compile(r"^(.+)\((\d+)\): ", re.MULTILINE)
@@ -47,6 +49,14 @@ def explain(error: BaseException) -> Failure:
     lines = [line.strip() for line in str(root).splitlines() if line.strip()]
     text = lines[0] if lines else traceback.format_exception_only(root)[0].strip()
     return Failure(f"{type(root).__name__}: {text}"[:_MOST], _operator(chain), _place(chain))
+
+
+def does_not_run(error: BaseException) -> ModelRunError:
+    """The error to raise for one that the model itself raised on its inputs."""
+    return ModelRunError(
+        f"the model itself does not run on these inputs: {explain(error).line}",
+        hint="their number, names, shapes and dtypes have to be what forward takes",
+    )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

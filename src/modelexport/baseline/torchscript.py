@@ -24,7 +24,7 @@ from modelexport.hierarchy.tree import ModuleTree
 
 def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions) -> Baseline:
     """Export with `torch.onnx.export(dynamo=False)` into memory; large weights go straight to a data file."""
-    tap, shim = JitTap(), _has_default_numbers(model, inputs)
+    tap, shim = JitTap(), _needs_shim(model, inputs)
     while True:
         try:
             return _export_once(model, tree, inputs, target, options, tap, shim)
@@ -87,16 +87,19 @@ def _export_once(
     return Baseline(data, files, trace, tuple(shape.dropped))
 
 
-def _has_default_numbers(model: nn.Module, inputs: ModelInputs) -> bool:
-    """Whether the tracer would fill in numbers that were not given, and make inputs of the file of them."""
+def _needs_shim(model: nn.Module, inputs: ModelInputs) -> bool:
+    """Whether keywords need to go by position.
+
+    The tracer makes inputs of the file of the numbers among them, and of those that it fills in
+    as defaults; and it does not know keywords that forward has no name for.
+    """
     if not inputs.kwargs:
         return False
-    given = {*list(forward_args(model))[: len(inputs.args)], *inputs.kwargs}
     parameters = inspect.signature(model.forward).parameters
-    return any(
-        name not in given and isinstance(item.default, int | float) and not isinstance(item.default, bool)
-        for name, item in parameters.items()
-    )
+    defaults = {name: item.default for name, item in parameters.items()}
+    given = dict(zip(forward_args(model), inputs.args, strict=False)) | inputs.kwargs
+    numbers = any(isinstance(v, int | float) and not isinstance(v, bool) for v in (defaults | given).values())
+    return numbers or any(name not in parameters for name in inputs.kwargs)
 
 
 def _by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:

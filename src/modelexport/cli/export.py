@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
 from modelexport.cli.render import note, progress
 from modelexport.cli.summary import show_summary
 from modelexport.errors import ModelRunError, SourceError
-from modelexport.report import ExportReport
 from modelexport.tagged.staging import check_target
 
 _SEED = 0
@@ -50,17 +49,22 @@ class _Axes(click.ParamType[tuple[str, dict[int, str]]]):
         return name, found
 
 
-def _blaming_inputs(export: Callable[..., ExportReport]) -> Callable[..., ExportReport]:
-    """Where the user chose the inputs, a model that does not run on them is not a failed export."""
-
-    @functools.wraps(export)
-    def blaming(*args: Any, **options: Any) -> ExportReport:
-        try:
-            return export(*args, **options)
-        except ModelRunError as error:
+@contextmanager
+def _blaming(user_chose_inputs: bool) -> Iterator[None]:
+    """Where the user chose the inputs, a model that does not run on them is bad input, not a failed export."""
+    try:
+        yield
+    except ModelRunError as error:
+        if user_chose_inputs:
             raise SourceError(error.message, hint=error.hint) from error
+        raise
 
-    return blaming
+
+def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, str]]:
+    merged: dict[str, dict[int, str]] = {}
+    for name, found in axes:
+        merged.setdefault(name, {}).update(found)
+    return merged
 
 
 @click.command("export", short_help="Export a model with its map.")
@@ -144,12 +148,17 @@ def export_command(
     check_target(output)  # before torch is loaded
     if dynamic and dynamic_axes:
         raise click.UsageError("--dynamic chooses the axes that --dynamic-axes sets; give one of them")
-    with progress(verbose) as on_step:
+    for extra in (jit_graph, fx_graph):
+        if extra is not None and check_target(extra, suffix="") == output:
+            raise click.UsageError(f"{extra} is the output itself")
+    chosen = input_specs is not None or input_text is not None or bool(input_shape)
+    with progress(verbose) as on_step, _blaming(chosen):
         on_step("load torch and the model")
         from modelexport.pipeline import export_model
         from modelexport.source.inputs import Wanted
         from modelexport.source.load import load_source
         from modelexport.source.prepare import prepare
+        from modelexport.source.second_size import export_dynamic
 
         source = load_source(
             model,
@@ -162,9 +171,10 @@ def export_command(
         )
         on_step("make example inputs")
         wanted = Wanted(input_specs, input_text, dict(input_shape))
-        prepared = prepare(source, wanted, dynamic, dict(dynamic_axes), _SEED)
-        export = _blaming_inputs(export_model) if wanted != Wanted() else export_model
-        report = export(
+        notes = list(source.notes)
+        prepared = prepare(source, wanted, dynamic, _merged(dynamic_axes), _SEED)
+        export = partial(
+            export_model,
             source.model,
             prepared.inputs,
             output,
@@ -173,7 +183,6 @@ def export_command(
             verbose,
             exporter=exporter,
             opset_version=opset_version,
-            dynamic_shapes=prepared.axes,
             torch_nn_exceptions=torch_nn,
             include=include,
             exclude=exclude,
@@ -189,6 +198,13 @@ def export_command(
             seed=_SEED,
             on_step=on_step,
         )
+        if prepared.axes is None:
+            report = export()
+        else:
+            report, lost = export_dynamic(export, source.model, prepared, may_drop=dynamic, on_step=on_step)
+            notes += lost
+    for told in notes:
+        note(f"note: {told}")
     if opset_version not in (None, report.hierarchy.model.opset):
         note(f"note: torch could not convert this model to opset {opset_version}")
     for asked, needed in ((jit_graph, "torchscript"), (fx_graph, "dynamo")):

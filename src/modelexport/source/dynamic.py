@@ -6,6 +6,7 @@ when it is fed something longer; where there is none, the model is tried at othe
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,8 +15,7 @@ from torch import nn
 
 from modelexport.baseline.calling import ModelInputs, read_inputs
 from modelexport.errors import SourceError
-from modelexport.hierarchy.capture import forward_args
-from modelexport.source.inputs import Example, runs
+from modelexport.source.inputs import Example, check_runs, runs
 from modelexport.source.resize import named_tensors, with_tensors
 
 Axes = dict[str, dict[int, str]]
@@ -60,19 +60,41 @@ def set_axes(model: nn.Module, example: Example, axes: Axes) -> DynamicInputs:
         for axis, label in named.items():
             groups.setdefault(label, []).append((name, axis))
     for places in groups.values():
-        name, axis = places[0]
-        if tensors[name].shape[axis] == 1:
-            inputs = _grown(model, inputs, places, 2)
-            tensors = named_tensors(model, inputs)
-    return DynamicInputs(inputs.kwargs, axes)
+        inputs = _grown_by_hand(model, inputs, places)
+    named_now: Axes = {}
+    for label, places in groups.items():
+        for name, axis in places:
+            named_now.setdefault(name, {})[axis] = label
+    return DynamicInputs(inputs.kwargs, named_now)
+
+
+def _grown_by_hand(model: nn.Module, inputs: ModelInputs, places: list[_Place]) -> ModelInputs:
+    """Inputs of at least two along an axis; what has to change with it is added to its places.
+
+    That is what has the same shape, as a mask and its tokens do; if need be, what has the same size there.
+    """
+    tensors = named_tensors(model, inputs)
+    name, axis = places[0]
+    shape = tensors[name].shape
+    free = {other: tensor for other, tensor in tensors.items() if (other, axis) not in places}
+    alike = [(other, axis) for other, tensor in free.items() if tensor.shape == shape]
+    as_large = [(other, axis) for other, t in free.items() if t.dim() > axis and t.shape[axis] == shape[axis]]
+    for others in (alike, [], as_large):
+        larger = grown(model, inputs, [*places, *others], shape[axis] + 1)
+        if runs(model, larger) is None:
+            places += others
+            return inputs if shape[axis] > 1 else larger
+    return inputs
 
 
 def by_name(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
     """Positional inputs by the names of forward's arguments: both exporters take axes by name."""
-    names = [name for name in forward_args(model) if not name.startswith("*")]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [item.name for item in parameters if item.kind in kinds]
     if len(inputs.args) > len(names):
         raise SourceError(
-            f"{type(model).__name__}.forward has no names for its inputs", hint="dynamic axes go by the inputs' names"
+            f"{type(model).__name__}.forward takes inputs without a name", hint="dynamic axes go by the inputs' names"
         )
     return ModelInputs((), {**dict(zip(names, inputs.args, strict=False)), **inputs.kwargs})
 
@@ -92,26 +114,21 @@ def _differing(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Ten
 
 def _tried(model: nn.Module, inputs: ModelInputs) -> DynamicInputs:
     """Grow each group of axes that may belong together, and keep those with which the model still runs."""
-    failure = runs(model, inputs)
-    if failure is not None:
-        raise SourceError(
-            f"the model does not run on its example inputs: {type(failure).__name__}: {failure}",
-            hint="--dynamic tries other sizes, so the first has to work",
-        )
+    check_runs(model, inputs)
     found: list[list[_Place]] = []
     for places in _candidates(named_tensors(model, inputs)):
         if any(place in group for group in found for place in places):
             continue
         name, axis = places[0]
         size = named_tensors(model, inputs)[name].shape[axis]
-        grown = next(
-            _running(model, (_grown(model, inputs, places, size + step) for step in (1, -1) if size + step > 1)), None
+        larger = next(
+            _running(model, (grown(model, inputs, places, size + step) for step in (1, -1) if size + step > 1)), None
         )
-        if grown is None:
+        if larger is None:
             continue
         found.append(places)
         if size < 2:
-            inputs = grown
+            inputs = larger
     return DynamicInputs(inputs.kwargs, _named(found))
 
 
@@ -136,7 +153,7 @@ def _candidates(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[_Place]]:
             yield places
 
 
-def _grown(model: nn.Module, inputs: ModelInputs, places: list[_Place], size: int) -> ModelInputs:
+def grown(model: nn.Module, inputs: ModelInputs, places: list[_Place], size: int) -> ModelInputs:
     tensors = dict(named_tensors(model, inputs))
     for name, axis in places:
         tensor = tensors[name]

@@ -10,6 +10,9 @@ from torch import nn
 
 from modelexport.errors import SourceError
 
+_AUTO = "AutoModel"
+_MOST_MISSING = 4
+
 
 class Hub(NamedTuple):
     """Where a model and its processor are, and how far it is trusted."""
@@ -45,8 +48,8 @@ def import_transformers() -> Any:
     return transformers
 
 
-def load_model(hub: Hub, head: Head) -> nn.Module:
-    """The model: by task, by class, by the class that its configuration names, or the bare AutoModel."""
+def load_model(hub: Hub, head: Head) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model by task, by class, by the class its configuration names, or the bare AutoModel; and notes on it."""
     transformers = import_transformers()
     folder = Path(hub.name)
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -55,17 +58,28 @@ def load_model(hub: Hub, head: Head) -> nn.Module:
         config = transformers.AutoConfig.from_pretrained(hub.name, **hub.options)
     except Exception as error:
         raise _cannot_load(hub, error) from error
-    chosen = _class(transformers, config, head)
-    try:
-        if head.random_weights:
-            model = _without_weights(chosen, config, hub)
-        else:
-            model = chosen.from_pretrained(hub.name, config=config, **hub.options)
-    except Exception as error:
-        raise _cannot_load(hub, error, f" as {chosen.__name__}") from error
-    if not isinstance(model, nn.Module):
-        raise SourceError(f"{chosen.__name__} loads no torch.nn.Module", hint="name another --model-class")
-    return exportable(model.eval())
+    failures: list[SourceError] = []
+    for chosen in _classes(transformers, config, head):
+        try:
+            model, missing = _load(chosen, config, hub, head)
+        except Exception as error:
+            failures.append(_cannot_load(hub, error, f" as {chosen.__name__}"))
+            failures[-1].__cause__ = error
+            continue
+        if not isinstance(model, nn.Module):
+            raise SourceError(f"{chosen.__name__} loads no torch.nn.Module", hint="name another --model-class")
+        shown = ", ".join(missing[:_MOST_MISSING]) + (" ..." if len(missing) > _MOST_MISSING else "")
+        notes = (f"weights that {hub.name} does not have are random: {shown}",) if missing else ()
+        return exportable(model.eval()), notes
+    raise failures[0]
+
+
+def _load(chosen: Any, config: Any, hub: Hub, head: Head) -> tuple[Any, list[str]]:
+    """The model, and the names of the weights that were nowhere to be found."""
+    if head.random_weights:
+        return _without_weights(chosen, config, hub), []
+    model, told = chosen.from_pretrained(hub.name, config=config, output_loading_info=True, **hub.options)
+    return model, sorted(told.get("missing_keys") or ())
 
 
 def exportable(model: nn.Module) -> nn.Module:
@@ -81,11 +95,12 @@ def _without_weights(chosen: Any, config: Any, hub: Hub) -> Any:
     return chosen._from_config(config)
 
 
-def _class(transformers: Any, config: Any, head: Head) -> Any:
+def _classes(transformers: Any, config: Any, head: Head) -> list[Any]:
+    """The classes to try, in order."""
     if head.task is not None and head.model_class is not None:
         raise SourceError("--task and --model-class both choose the class", hint="give one of them")
     if head.task is not None:
-        return _task_class(transformers, head.task)
+        return _task_classes(transformers, head.task)
     if head.model_class is not None:
         found = getattr(transformers, head.model_class, None)
         if not hasattr(found, "from_pretrained"):
@@ -93,17 +108,20 @@ def _class(transformers: Any, config: Any, head: Head) -> Any:
                 f"transformers has no model class {head.model_class!r}",
                 hint="name it as transformers does, or choose by --task",
             )
-        return found
-    named = [getattr(transformers, name, None) for name in config.architectures or ()]
-    return next((found for found in named if hasattr(found, "from_pretrained")), transformers.AutoModel)
+        return [found]
+    own = [name for name in getattr(config, "auto_map", None) or () if name.startswith(_AUTO)]
+    if own and _AUTO not in own:  # the folder's own code has no bare model
+        return [getattr(transformers, own[0])]
+    named = [getattr(transformers, name, None) for name in ([] if own else config.architectures or ())]
+    return [next((found for found in named if hasattr(found, "from_pretrained")), transformers.AutoModel)]
 
 
-def _task_class(transformers: Any, task: str) -> Any:
+def _task_classes(transformers: Any, task: str) -> list[Any]:
     known: dict[str, Any] = transformers.pipelines.SUPPORTED_TASKS
     entry = known.get(transformers.pipelines.TASK_ALIASES.get(task, task))
     if entry is None:
         raise SourceError(f"there is no task {task!r}", hint=f"known: {', '.join(sorted(known))}")
-    return next(iter(entry["pt"]), transformers.AutoModel)
+    return list(entry["pt"]) or [transformers.AutoModel]
 
 
 def _cannot_load(hub: Hub, error: BaseException, how: str = "") -> SourceError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,8 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from modelexport.baseline.calling import ModelInputs, read_inputs
+from modelexport.baseline.calling import ModelInputs, preserved, quiet, read_inputs
+from modelexport.baseline.failure import does_not_run
 from modelexport.errors import SourceError
 from modelexport.hierarchy.capture import forward_args
 from modelexport.source.guess import guesses, suggestion
@@ -50,7 +50,9 @@ def example_inputs(source: Source, wanted: Wanted, seed: int) -> Example:
     generator = torch.Generator().manual_seed(seed)
     if wanted.specs is not None:
         _refuse(wanted, "--input-specs")
-        return Example(_from_specs(model, wanted.specs, generator), f"--input-specs {wanted.specs.name}")
+        inputs = _from_specs(model, wanted.specs, generator)
+        check_runs(model, read_inputs(inputs))
+        return Example(inputs, f"--input-specs {wanted.specs.name}")
     example = _from_processors(source, model, wanted.text)
     if example is None and wanted.text is not None:
         raise SourceError("there is no tokenizer to read --input-text with", hint="use --input-shape or --input-specs")
@@ -64,8 +66,9 @@ def example_inputs(source: Source, wanted: Wanted, seed: int) -> Example:
         raise no_inputs(model)
     if not wanted.shapes:
         return example
-    inputs = resize_inputs(model, read_inputs(example.inputs), wanted.shapes, generator)
-    return Example(_as_given(inputs), f"{example.rung}, at the shape asked for")
+    resized = resize_inputs(model, read_inputs(example.inputs), wanted.shapes, generator)
+    check_runs(model, resized)
+    return Example(_as_given(resized), f"{example.rung}, at the shape asked for")
 
 
 def no_inputs(model: nn.Module) -> SourceError:
@@ -83,17 +86,19 @@ def no_inputs(model: nn.Module) -> SourceError:
 
 def runs(model: nn.Module, inputs: ModelInputs) -> BaseException | None:
     """The error that the model itself raises on these inputs, if it does."""
-    training = model.training
     try:
-        model.eval()
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with preserved(model), quiet(verbose=False), torch.no_grad():
             model(*inputs.args, **inputs.kwargs)
     except Exception as error:
         return error
-    finally:
-        model.train(training)
     return None
+
+
+def check_runs(model: nn.Module, inputs: ModelInputs) -> None:
+    """Raise if the model itself does not run on these inputs."""
+    error = runs(model, inputs)
+    if error is not None:
+        raise does_not_run(error) from error
 
 
 def _signature(model: nn.Module) -> str:
@@ -114,7 +119,8 @@ def _as_given(inputs: ModelInputs) -> Any:
 
 def _from_specs(model: nn.Module, path: Path, generator: torch.Generator) -> Named:
     specs = read_specs(path)
-    accepted = _accepted(model, specs)
+    takes_any = any(name.startswith("**") for name in forward_args(model))
+    accepted = specs if takes_any else _accepted(model, specs)
     names = [name for name in forward_args(model) if not name.startswith("*")]
     for name in specs:
         if name not in accepted:
@@ -131,7 +137,8 @@ def _from_specs(model: nn.Module, path: Path, generator: torch.Generator) -> Nam
     if missing:
         raise SourceError(
             f"{path} lacks {', '.join(missing)}, which {type(model).__name__}.forward needs",
-            hint=f"for example {written({missing[0]: suggestion(model).get(missing[0], InputSpec((1, 8)))})}",
+            hint="describe it as well",
+            details=written(suggestion(model)).splitlines(),
         )
     return {name: make_tensor(spec, generator) if isinstance(spec, InputSpec) else spec for name, spec in specs.items()}
 
@@ -148,7 +155,7 @@ def _from_processors(source: Source, model: nn.Module, text: str | None) -> Exam
         parts = processed(processors, text, batch, longer)
         fitting = [part for part in parts if part.by == "processor" or _accepted(model, {next(iter(part.tensors)): 0})]
         inputs = _accepted(model, {name: value for part in fitting for name, value in part.tensors.items()})
-        return _with_decoder_inputs(model, inputs) if inputs else {}, [part.by for part in fitting]
+        return _fitted(model, _with_decoder_inputs(model, inputs)) if inputs else {}, [part.by for part in fitting]
 
     inputs, makers = make()
     if not inputs:
@@ -170,6 +177,15 @@ def _with_decoder_inputs(model: nn.Module, inputs: Named) -> Named:
     return {**inputs, name: torch.full((batch, 4), int(start))}
 
 
+def _fitted(model: nn.Module, inputs: Named) -> Named:
+    """Numbers in the precision of the model's weights, where those all have the same."""
+    kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    if len(kinds) != 1:
+        return inputs
+    kind = kinds.pop()
+    return {name: value.to(kind) if value.is_floating_point() else value for name, value in inputs.items()}
+
+
 def _from_dummies(model: nn.Module) -> Example | None:
     dummies = getattr(model, "dummy_inputs", None)
     if not isinstance(dummies, Mapping):
@@ -185,7 +201,7 @@ def _from_guesses(model: nn.Module, generator: torch.Generator) -> Example | Non
     if getattr(model, "main_input_name", None) is None:
         return None
     for specs in guesses(model):
-        inputs = {name: make_tensor(spec, generator) for name, spec in specs.items()}
+        inputs = _fitted(model, {name: make_tensor(spec, generator) for name, spec in specs.items()})
         if runs(model, read_inputs(inputs)) is None:
             return Example(inputs, "a guess by the configuration and forward's arguments")
     return None
@@ -201,7 +217,8 @@ def _from_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], genera
     named = {name or names[0]: shape for name, shape in shapes.items()}
     found: list[Named] = []
     for dtype in ("float32", "int64"):
-        inputs = {name: make_tensor(InputSpec(shape, dtype), generator) for name, shape in named.items()}
+        specs = {name: InputSpec(shape, dtype) for name, shape in named.items()}
+        inputs = _fitted(model, {name: make_tensor(spec, generator) for name, spec in specs.items()})
         found.append(inputs)
         if runs(model, read_inputs(inputs)) is None:
             return Example(inputs, "noise")

@@ -30,6 +30,7 @@ class Source(NamedTuple):
     name: str
     inputs: Any | None = None
     hub: Hub | None = None
+    notes: tuple[str, ...] = ()
 
 
 def load_source(
@@ -45,20 +46,31 @@ def load_source(
     """The model for `package.module:factory`, `file.py:factory`, a `.pt2`, a Hugging Face folder, or a hub name."""
     torch.manual_seed(seed)
     path = Path(spec)
-    in_file = None if path.exists() else _FILE_FACTORY.fullmatch(spec)
-    in_module = None if path.exists() else _FACTORY.fullmatch(spec)
-    if path.is_dir() or not (in_file or in_module or path.is_file() or path.suffix == ".pt2"):
+    there = _exists(path)
+    in_file = None if there else _FILE_FACTORY.fullmatch(spec)
+    in_module = None if there else _FACTORY.fullmatch(spec)
+    if (there and path.is_dir()) or not (there or in_file or in_module or path.suffix == ".pt2"):
         hub = Hub(spec, revision, trust_remote_code)
-        model = load_model(hub, Head(task, model_class, random_weights))
-        return Source(model, path.name if path.is_dir() else spec, hub=hub)
+        model, notes = load_model(hub, Head(task, model_class, random_weights))
+        return Source(model, path.name if there else spec, hub=hub, notes=notes)
     _refuse_options(spec, task=task, model_class=model_class, revision=revision, random_weights=random_weights)
     if in_file is not None:
-        return _from_factory(spec, in_file["name"], _import_file(Path(in_file["file"])))
+        file = Path(in_file["file"])
+        with _importable(file.resolve().parent):
+            return _from_factory(f"{file.name}:{in_file['name']}", in_file["name"], _import_file(file))
     if in_module is not None:
-        return _from_factory(spec, in_module["name"], _import(in_module["module"]))
+        with _importable(Path.cwd()):
+            return _from_factory(spec, in_module["name"], _import(in_module["module"]))
     if path.suffix != ".pt2":
         raise refuse_file(path)
     return Source(load_program(path), path.name)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that no file could have
+        return False
 
 
 def _refuse_options(spec: str, **options: object) -> None:
@@ -71,7 +83,7 @@ def _refuse_options(spec: str, **options: object) -> None:
 
 
 def _import(module_name: str) -> ModuleType:
-    with _importable(Path.cwd()), _told(repr(module_name)):
+    with _told(repr(module_name)):
         try:
             return importlib.import_module(module_name)
         except ImportError as error:
@@ -84,19 +96,18 @@ def _import_file(path: Path) -> ModuleType:
     """A Python file as a module; what lies beside it can be imported by it."""
     if not path.is_file():
         raise SourceError(f"there is no file {path}", hint="name it as path/to/file.py:factory")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names
+    name = f"{path.stem}_factory" if taken else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise SourceError(f"cannot import {path}", hint="name a Python file")
     module = importlib.util.module_from_spec(spec)
-    with _importable(path.resolve().parent), _told(str(path)):
-        before = sys.modules.get(path.stem)
-        sys.modules[path.stem] = module  # classes look their module up by its name
+    with _told(str(path)):
+        sys.modules[name] = module  # classes look their module up by its name
         try:
             spec.loader.exec_module(module)
         except BaseException:
-            sys.modules.pop(path.stem)
-            if before is not None:
-                sys.modules[path.stem] = before
+            sys.modules.pop(name)
             raise
     return module
 
@@ -118,7 +129,7 @@ def _told(name: str) -> Iterator[None]:
         yield
     except SourceError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SourceError(
             f"importing {name} failed: {type(error).__name__}: {error}", hint="it has to be importable by itself"
         ) from error
@@ -139,9 +150,9 @@ def _from_factory(spec: str, name: str, module: ModuleType) -> Source:
         raise SourceError(f"{spec} is a {type(factory).__name__}, not a callable", hint="name a function or a class")
     try:
         made = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SourceError(
-            f"{spec} raised {type(error).__name__}: {error}", hint="it is called without arguments"
+            f"{spec} raised {type(error).__name__}: {error}", hint="a factory is called without arguments"
         ) from error
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):

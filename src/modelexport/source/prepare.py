@@ -26,7 +26,9 @@ def prepare(source: Source, wanted: Wanted, dynamic: bool, axes: Axes, seed: int
     if not dynamic and not axes:
         return Prepared(example.inputs, None, example.rung)
     if isinstance(source.model, ExportedProgram):
-        raise SourceError(f"the shapes of {source.name} are fixed", hint="choose dynamic ones in torch.export.export")
+        raise SourceError(
+            f"{source.name} has its shapes in it, fixed or dynamic", hint="choose them in torch.export.export"
+        )
     found = set_axes(source.model, example, axes) if axes else dynamic_inputs(source.model, example)
     if not found.axes:
         raise SourceError(

@@ -54,6 +54,8 @@ def resize_inputs(
 
 
 def _name(model: nn.Module, tensors: Mapping[str, Any], name: str) -> str:
+    if not tensors:
+        raise SourceError("there is no input to give a shape to: none is a tensor by itself", hint="use --input-specs")
     if name and name not in tensors:
         raise SourceError(f"there is no input {name!r} to give a shape to", hint=f"there is {', '.join(tensors)}")
     if name:

@@ -52,16 +52,45 @@ def _read_arrays(path: Path) -> dict[str, InputSpec | torch.Tensor]:
 
 def _check(place: str, spec: InputSpec) -> None:
     dtype = getattr(torch, spec.dtype, None)
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype) or not _is_plain(dtype):
         raise SourceError(f"{place} has the unknown dtype {spec.dtype!r}", hint="for example float32, int64 or bool")
     if any(size < 0 for size in spec.shape):
         raise SourceError(f"{place} has a negative size in its shape {list(spec.shape)}", hint=_WRITE)
-    if spec.range is not None and not spec.range[0] < spec.range[1]:
+    if spec.range is None:
+        return
+    low, high = spec.range
+    if not low < high:
         raise SourceError(f"{place} has the empty range {list(spec.range)}", hint="give the lowest value first")
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return
+    limits = torch.iinfo(dtype)
+    if int(low) >= int(high) or low < limits.min or high > limits.max + 1:
+        raise SourceError(
+            f"{place} has the range {list(spec.range)}, in which {spec.dtype} has no value or not all",
+            hint="the lowest value, and one more than the highest",
+        )
+
+
+def _is_plain(dtype: torch.dtype) -> bool:
+    """Whether tensors of this dtype can be made of ordinary numbers."""
+    try:
+        return bool(torch.zeros(1).to(dtype).numel())
+    except RuntimeError:
+        return False
 
 
 def make_tensor(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
     """Random values as the spec says; without a range noise, zeros and ones for whole numbers, or True."""
+    try:
+        return _make(spec, generator)
+    except (RuntimeError, MemoryError) as error:
+        raise SourceError(
+            f"cannot make an input of shape {shape_text(spec.shape)} and dtype {spec.dtype}: {error}"[:300],
+            hint="choose a smaller shape or another dtype",
+        ) from error
+
+
+def _make(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if dtype == torch.bool:
         return torch.ones(spec.shape, dtype=dtype)

@@ -1,0 +1,85 @@
+"""Runs an exported file at a size that the export has not seen, and compares it with the model."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from modelexport.baseline.calling import ModelInputs, preserved, quiet
+from modelexport.hierarchy.capture import tensors_in
+from modelexport.report import ExportReport
+from modelexport.source.dynamic import Axes, grown
+from modelexport.source.inputs import runs
+from modelexport.source.prepare import Prepared
+from modelexport.source.resize import named_tensors
+
+
+def export_dynamic(
+    export: Callable[..., ExportReport],
+    model: Any,
+    prepared: Prepared,
+    may_drop: bool,
+    on_step: Callable[[str], None],
+) -> tuple[ExportReport, list[str]]:
+    """Export with symbolic axes, and once more without those that the exporter fixed after all; and notes on it.
+
+    A tracer takes down what happened at one size; whether that holds at another, only trying tells.
+    """
+    axes = prepared.axes or {}
+    report = export(dynamic_shapes=axes)
+    on_step("try it at another size")
+    broken = broken_axes(model, report.onnx_path, prepared.inputs, axes)
+    if not broken:
+        return report, []
+    told = f"the {report.exporter} exporter fixed {' and '.join(broken)} to the size of the example"
+    if not may_drop:
+        return report, [f"{told}: at another size the file fails or computes something else"]
+    left = {name: {axis: label for axis, label in named.items() if label not in broken} for name, named in axes.items()}
+    report = export(dynamic_shapes={name: named for name, named in left.items() if named} or None)
+    return report, [f"{told}; exported again without"]
+
+
+def broken_axes(model: nn.Module, path: Path, inputs: dict[str, Any], axes: Axes) -> list[str]:
+    """The symbolic axes at which the file fails or gives other results than the model; none without onnxruntime."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return []
+    runtime = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    labels = dict.fromkeys(label for named in axes.values() for label in named.values())
+    return [label for label in labels if not _holds(model, session, inputs, axes, label)]
+
+
+def _holds(model: nn.Module, session: Any, inputs: dict[str, Any], axes: Axes, label: str) -> bool:
+    places = [(name, axis) for name, named in axes.items() for axis, other in named.items() if other == label]
+    start = ModelInputs((), inputs)
+    name, axis = places[0]
+    size = named_tensors(model, start)[name].shape[axis]
+    tried = (grown(model, start, places, size + step) for step in (1, -1) if size + step > 1)
+    other = next((candidate for candidate in tried if runs(model, candidate) is None), None)
+    if other is None:
+        return True  # the model itself has no other size here, so there is nothing to hold
+    with preserved(model), quiet(verbose=False), torch.no_grad():
+        expected = [tensor for tensor in tensors_in(model(**other.kwargs)) if tensor.is_floating_point()]
+    tensors = named_tensors(model, other)
+    try:
+        results = session.run(None, {value.name: tensors[value.name].numpy() for value in session.get_inputs()})
+    except Exception:
+        return False
+    found = [result for result in results if isinstance(result, np.ndarray)]
+    return all(any(_same(tensor.float().numpy(), result) for result in found) for tensor in expected[:1])
+
+
+def _same(expected: np.ndarray[Any, Any], result: np.ndarray[Any, Any]) -> bool:
+    if expected.shape != result.shape:
+        return False
+    scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0.0)))
+    return np.allclose(expected, result.astype(np.float32), rtol=1e-2, atol=1e-2 * scale, equal_nan=True)
