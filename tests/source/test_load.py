@@ -97,15 +97,8 @@ def test_a_task_has_several_classes(tmp_path: Path) -> None:
 
 
 def test_a_factory_may_import_its_neighbours_when_it_is_called(tmp_path: Path) -> None:
-    (tmp_path / "neighbour_of_lazy.py").write_text("import torch
-
-def make():
-    return torch.nn.Linear(2, 2)
-")
-    (tmp_path / "inspect.py").write_text("def make():
-    from neighbour_of_lazy import make
-    return make()
-")
+    (tmp_path / "neighbour_of_lazy.py").write_text("import torch\nmake = lambda: torch.nn.Linear(2, 2)\n")
+    (tmp_path / "inspect.py").write_text("def make():\n    from neighbour_of_lazy import make\n    return make()\n")
     source = load_source(f"{tmp_path}/inspect.py:make")
     assert isinstance(source.model, nn.Linear)
     assert source.name == "inspect.py:make"
