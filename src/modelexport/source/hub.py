@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,10 @@ class Hub(NamedTuple):
     name: str
     revision: str | None = None
     trust_remote_code: bool = False
+
+    @property
+    def is_folder(self) -> bool:
+        return os.path.isdir(self.name)  # False too for a name that no file could have
 
     @property
     def options(self) -> dict[str, Any]:
@@ -51,8 +56,7 @@ def import_transformers() -> Any:
 def load_model(hub: Hub, head: Head) -> tuple[nn.Module, tuple[str, ...]]:
     """The model by task, by class, by the class its configuration names, or the bare AutoModel; and notes on it."""
     transformers = import_transformers()
-    folder = Path(hub.name)
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    if hub.is_folder and not (Path(hub.name) / "config.json").is_file():
         raise SourceError(f"the folder {hub.name} has no config.json", hint="save a model there with save_pretrained")
     try:
         config = transformers.AutoConfig.from_pretrained(hub.name, **hub.options)
@@ -131,7 +135,7 @@ def _cannot_load(hub: Hub, error: BaseException, how: str = "") -> SourceError:
         hint = "save the model again with save_pretrained, which writes safetensors"
     elif "trust_remote_code" in str(error):
         hint = "--trust-remote-code runs the code that comes with the model; read it first"
-    elif Path(hub.name).is_dir():
+    elif hub.is_folder:
         hint = "the folder has to hold a config.json and weights, as save_pretrained writes them"
     else:
         hint = "it is no local folder, and no model of that name can be had from the hub"

@@ -32,7 +32,7 @@ def _has_words(hub: Hub, tokenizer: Any) -> bool:
     """transformers makes up a tokenizer of special tokens alone for a folder that has no files of one."""
     folder = Path(hub.name)
     names = ("tokenizer.json", "tokenizer_config.json", *tokenizer.vocab_files_names.values())
-    return not folder.is_dir() or any((folder / name).is_file() for name in names)
+    return not hub.is_folder or any((folder / name).is_file() for name in names)
 
 
 class Made(NamedTuple):
