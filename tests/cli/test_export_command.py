@@ -76,6 +76,33 @@ def test_each_strategy_from_a_folder(demo: Path, strategy: str, tmp_path: Path) 
     assert "BertModel" in result.stdout
 
 
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize(
+    ("options", "shape", "opset"),
+    [
+        (["--input-text", "hello"], [1, 3], 20),
+        (["--input-shape", "2,64"], [2, 64], 20),
+        (["--dynamic"], ["batch", "sequence"], 20),
+        (["--opset-version", "17"], [1, 11], 17),
+        (["--opset-version", "newest"], [1, 11], None),
+    ],
+)
+def test_the_demo_model_in_every_way(
+    demo: Path, strategy: str, options: list[str], shape: list[object], opset: int | None, tmp_path: Path
+) -> None:
+    newest = {"fx": 25, "htp": 20}[strategy]
+    options = [str(newest) if option == "newest" else option for option in options]
+    result = run("export", demo / "bert-tiny", tmp_path / "m.onnx", "--strategy", strategy, *options)
+    assert result.exit_code == 0, result.output
+    exported = modelexport.load(tmp_path / "m.onnx")
+    assert exported.sidecar is not None
+    assert [list(info.shape) for info in exported.sidecar.export.inputs] == [shape] * 3
+    assert exported.sidecar.model.opset == (opset or newest)
+    assert exported.sidecar.export.inputs_from is not None
+    assert exported.coverage == 1.0
+    assert modelexport.validate(tmp_path / "m.onnx", check_consistency=True).valid
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_flags_reach_the_export(demo: Path, tmp_path: Path) -> None:
     result = run(
