@@ -227,7 +227,7 @@ def _read_trace(program: Any, tree: ModuleTree, log: CallLog, translation: _Tran
     fx_nodes = [node for node in program.exported_program.graph.nodes if node.op == "call_function"]
     if not log.calls or getattr(program, "_capture_strategy", None) != "TorchExportNonStrictStrategy":
         log = _log_from_stacks(fx_nodes, tree)
-    origins = {node.name: _origin(node, log) for node in fx_nodes}
+    origins = _filled({node.name: _origin(node, log) for node in fx_nodes}, list(log.made_by))
     numbers = {name: log.made_by[origin] for name, origin in origins.items() if origin is not None}
     sites = {name: Site(log.calls[number].path, number) for name, number in numbers.items()}
     graph = program.model.graph
@@ -272,6 +272,31 @@ def _origin(node: Any, log: CallLog) -> str | None:
         names.append(source.name)
         sources.extend(source.from_node or ())
     return next((name for name in reversed(names) if name in log.made_by), None)
+
+
+def _filled(origins: dict[str, str | None], traced: list[str]) -> dict[str, str | None]:
+    """Origins that torch lost, as it does in a block with another gradient mode, by their place.
+
+    Both programs have the same order: where a traced operation has no node, and the nodes at its
+    place no origin, they are its decomposition.
+    """
+    if None not in origins.values():
+        return origins
+    place = {name: number for number, name in enumerate(traced)}
+    used = {origin for origin in origins.values() if origin is not None}
+    filled = dict(origins)
+    waiting: list[str] = []
+    last = -1
+    for name, origin in (*origins.items(), ("", None)):
+        if origin is None and name:
+            waiting.append(name)
+            continue
+        here = len(traced) if origin is None else place[origin]
+        between = [other for other in traced[last + 1 : here] if other not in used] if waiting else []
+        if between:
+            filled.update(dict.fromkeys(waiting, between[0]))
+        waiting, last = [], here
+    return filled
 
 
 def _log_from_stacks(fx_nodes: list[Any], tree: ModuleTree) -> CallLog:
