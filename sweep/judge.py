@@ -73,7 +73,7 @@ def _judge(outcome: Outcome, model: nn.Module, inputs: dict[str, Any], folder: P
     except Exception as error:  # the bytes are torch's: see the tests for that promise
         outcome.status, outcome.reason = "torch-wrong", _line(error)
         return
-    verdict = proof.value_test(exported, returned, values)
+    verdict = proof.value_test(exported, returned, values, reshaped=True)
     outcome.values = verdict.checked
     if verdict.failures:
         wrong = _differs(target, inputs, returned[""][0].given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ _MEANING = {
     "no-answer": "no answer within the limits of time and memory",
     "not-built": "no small model could be built from the configuration, or it does not run in PyTorch",
 }
+
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
 
 def write_page(path: Path, outcomes: list[Outcome]) -> None:
@@ -39,7 +42,8 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
     yield ""
     yield "## Architectures"
     yield ""
-    yield "Numbers are nodes; the value test looked for every tensor that every module returned."
+    yield "Numbers are nodes. The value test looked for every tensor that every module returned; one whose last reshape"
+    yield "was merged with the next module's counts as found."
     yield ""
     yield from _table(("model type", *EXPORTERS), [(name, *_cells(found)) for name, found in sorted(built.items())])
     yield ""
@@ -86,5 +90,5 @@ def _table(titles: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[s
 
 def _text(reason: str) -> str:
     """One line, without what would break a table or name a folder of this machine."""
-    words = " ".join(reason.split()).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+    words = _FOLDERS.sub("…/", " ".join(reason.split())).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
     return words if len(words) <= 200 else f"{words[:199]}…"

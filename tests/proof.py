@@ -42,6 +42,8 @@ class Verdict:
 
     checked: int = 0
     failures: list[str] = field(default_factory=list)
+    reshaped: bool = False
+    """Whether a value counts as found in another shape: an exporter merges a last reshape with the next module's."""
 
 
 def floats(value: object) -> list[np.ndarray]:
@@ -161,9 +163,14 @@ def _inline(proto: onnx.ModelProto, node: onnx.NodeProto, branch: str) -> dict[s
     return {name: prefix + name for inner in body.node for name in inner.output}
 
 
-def value_test(exported: TaggedModel, returned: dict[str, list[Returned]], values: dict[str, np.ndarray]) -> Verdict:
+def value_test(
+    exported: TaggedModel,
+    returned: dict[str, list[Returned]],
+    values: dict[str, np.ndarray],
+    reshaped: bool = False,
+) -> Verdict:
     """Look for every returned tensor among the tensors of the module's nodes, by module and by tag."""
-    verdict = Verdict()
+    verdict = Verdict(reshaped=reshaped)
     by_module = _tensors_by(exported, lambda tag: _dotted_prefixes(tag.hierarchy_module))
     by_tag = _tensors_by(exported, lambda tag: _tag_prefixes(tag.hierarchy_path))
     by_call = _tensors_by(exported, lambda tag: [(tag.hierarchy_module, tag.hierarchy_call)])
@@ -221,6 +228,9 @@ def _check_module(
     if missing and not any(found(tensor, computed, values) for tensor in missing):
         missing = [tensor for tensor in missing if not found_in_another_order(tensor, names, values)]
     verdict.checked += len(made)
+    if verdict.reshaped:
+        flat = {name: values[name].reshape(-1) for name in names if name in values}
+        missing = [tensor for tensor in missing if not found(tensor.reshape(-1), names, flat)]
     misplaced = [tensor for tensor in missing if found(tensor, computed, values)]
     if misplaced:
         verdict.failures.append(f"{place}: {len(misplaced)} of {len(made)} tensors are at other modules' nodes")
