@@ -11,7 +11,6 @@ from torch import nn
 
 from modelexport.errors import SourceError
 
-_AUTO = "AutoModel"
 _MOST_MISSING = 4
 
 
@@ -113,8 +112,9 @@ def _classes(transformers: Any, config: Any, head: Head) -> list[Any]:
                 hint="name it as transformers does, or choose by --task",
             )
         return [found]
-    own = [name for name in getattr(config, "auto_map", None) or () if name.startswith(_AUTO)]
-    if own and _AUTO not in own:  # the folder's own code has no bare model
+    bare = transformers.AutoModel.__name__
+    own = [name for name in getattr(config, "auto_map", None) or () if name.startswith(bare)]
+    if own and bare not in own:  # the folder's own code has no bare model
         return [getattr(transformers, own[0])]
     named = [getattr(transformers, name, None) for name in ([] if own else config.architectures or ())]
     return [next((found for found in named if hasattr(found, "from_pretrained")), transformers.AutoModel)]
