@@ -11,6 +11,7 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from modelexport.baseline.calling import in_signature_order, read_inputs
+from modelexport.errors import first_line
 from modelexport.source.guess import guesses
 from modelexport.source.hub import exportable
 from modelexport.source.specs import make_tensor
@@ -65,5 +66,4 @@ def _model(config: Any) -> nn.Module:
 
 
 def _line(error: BaseException) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text}"[:160]
+    return f"{type(error).__name__}: {first_line(error)}"[:160]

@@ -15,6 +15,7 @@ from torch import nn
 
 import modelexport
 import proof
+from modelexport.errors import first_line
 from modelexport.source.guess import configurations
 from zoo import distinct
 
@@ -125,7 +126,7 @@ def _cause(error: modelexport.ModelExportError) -> str:
 
 
 def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:300]
+    return f"{type(error).__name__}: {first_line(error)}"[:300]
 
 
 def warm_up() -> None:

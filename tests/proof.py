@@ -174,12 +174,12 @@ def value_test(
     by_module = _tensors_by(exported, lambda tag: _dotted_prefixes(tag.hierarchy_module))
     by_tag = _tensors_by(exported, lambda tag: _tag_prefixes(tag.hierarchy_path))
     by_call = _tensors_by(exported, lambda tag: [(tag.hierarchy_module, tag.hierarchy_call)])
+    owners = {tag.hierarchy_module for _, tag in exported.items() if tag is not None}
     computed = [name for name in values if name not in set(exported.graph.initializers)]
     for path, calls in returned.items():
         record = exported.modules[path]
         if record.status == "absorbed":
-            own = [tag for _, tag in exported.items() if tag is not None and tag.hierarchy_module == path]
-            if own:
+            if path in owners:
                 verdict.failures.append(f"{path!r} is called absorbed, but has nodes of its own")
             made = [tensor for call in calls for tensor in _made(call)]
             if by_module.get(path) and any(found(tensor, computed, values) for tensor in made):

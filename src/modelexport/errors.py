@@ -15,6 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says in its first line; its kind where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 class ModelExportError(Exception):
     """Base of every error here: a message, a hint that says what to do next, and lines of detail if it takes more."""
 

@@ -18,13 +18,12 @@ from modelexport.baseline import dynamo, torchscript
 from modelexport.baseline.calling import (
     EXPORT_LOCK,
     ModelInputs,
+    check_runs,
     exceeds_one_file,
     in_signature_order,
-    preserved,
-    quiet,
     read_inputs,
 )
-from modelexport.baseline.failure import does_not_run, explain
+from modelexport.baseline.failure import explain
 from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError
@@ -251,8 +250,8 @@ def _export_baseline(
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            if not failures:
-                _check_runs(model, inputs)
+            if not failures and isinstance(model, nn.Module):
+                check_runs(model, inputs)  # or is it the model itself that does not take these inputs?
             failures.append((exporter, error))
         else:
             reason = None if not failures else explain(failures[0][1]).line
@@ -262,17 +261,6 @@ def _export_baseline(
         hint="verbose=True or -v shows what torch printed",
         details=[line for exporter, error in failures for line in explain(error).lines(exporter)],
     ) from failures[0][1]
-
-
-def _check_runs(model: nn.Module | ExportedProgram, inputs: ModelInputs) -> None:
-    """After a failed export: is it the model itself that does not take these inputs?"""
-    if isinstance(model, ExportedProgram):
-        return
-    try:
-        with preserved(model), quiet(verbose=False), torch.no_grad():
-            model(*inputs.args, **inputs.kwargs)
-    except Exception as error:
-        raise does_not_run(error) from error
 
 
 def _write(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from modelexport.baseline.failure import does_not_run
 from modelexport.errors import ArgumentError, ArgumentTypeError
 from modelexport.hierarchy.capture import forward_args
 
@@ -228,6 +229,28 @@ def _restore(live: dict[str, Any], saved: dict[str, Any]) -> None:
     if list(live) != list(saved) or any(live[key] is not saved[key] for key in saved):
         live.clear()
         live.update(saved)
+
+
+def run_once(model: nn.Module, inputs: ModelInputs) -> Any:
+    """What the model itself gives for these inputs; it is left as it was."""
+    with preserved(model), quiet(verbose=False), torch.no_grad():
+        return model(*inputs.args, **inputs.kwargs)
+
+
+def can_run(model: nn.Module, inputs: ModelInputs) -> bool:
+    try:
+        run_once(model, inputs)
+    except Exception:
+        return False
+    return True
+
+
+def check_runs(model: nn.Module, inputs: ModelInputs) -> None:
+    """Raise if the model itself does not run on these inputs."""
+    try:
+        run_once(model, inputs)
+    except Exception as error:
+        raise does_not_run(error) from error
 
 
 @contextmanager

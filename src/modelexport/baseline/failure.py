@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modelexport.errors import ModelRunError
+from modelexport.errors import ModelRunError, first_line
 
 _MOST = 300
 _FILE_LINE = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(\S.*)')
@@ -46,9 +46,7 @@ def explain(error: BaseException) -> Failure:
     """The root cause of an error, and where it points."""
     chain = list(_chain(error))
     root = chain[-1]
-    lines = [line.strip() for line in str(root).splitlines() if line.strip()]
-    text = lines[0] if lines else traceback.format_exception_only(root)[0].strip()
-    return Failure(f"{type(root).__name__}: {text}"[:_MOST], _operator(chain), _place(chain))
+    return Failure(f"{type(root).__name__}: {first_line(root)}"[:_MOST], _operator(chain), _place(chain))
 
 
 def does_not_run(error: BaseException) -> ModelRunError:

@@ -102,6 +102,13 @@ def forward_args(module: nn.Module) -> tuple[str, ...]:
     return names
 
 
+def named_args(module: nn.Module) -> dict[str, bool]:
+    """The arguments of a module's forward that can be given by name, and whether each has to be given."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(module.forward).parameters
+    return {name: item.default is item.empty for name, item in parameters.items() if item.kind in named}
+
+
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """The tensors in a module's return value, however nested."""
     if isinstance(value, torch.Tensor):

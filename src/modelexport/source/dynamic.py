@@ -6,17 +6,17 @@ when it is fed something longer; where there is none, the model is tried at othe
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from modelexport.baseline.calling import ModelInputs, read_inputs
+from modelexport.baseline.calling import ModelInputs, can_run, check_runs, read_inputs
 from modelexport.errors import SourceError
-from modelexport.source.inputs import Example, check_runs, runs
-from modelexport.source.resize import named_tensors, with_tensors
+from modelexport.hierarchy.capture import named_args
+from modelexport.source.inputs import Example
+from modelexport.source.resize import named_tensors, resized_along, with_tensors
 
 Axes = dict[str, dict[int, str]]
 _Place = tuple[str, int]
@@ -35,7 +35,7 @@ def dynamic_inputs(model: nn.Module, example: Example) -> DynamicInputs:
     if example.other_size is not None:
         other = by_name(model, read_inputs(example.other_size()))
         groups = list(_differing(named_tensors(model, inputs), named_tensors(model, other)))
-        if groups and runs(model, other) is None:
+        if groups and can_run(model, other):
             return DynamicInputs(other.kwargs, _named(groups))
     return _tried(model, inputs)
 
@@ -55,17 +55,27 @@ def set_axes(model: nn.Module, example: Example, axes: Axes) -> DynamicInputs:
                     f"--dynamic-axes names axis {axis} of {name}, which has {tensors[name].dim()} axes",
                     hint="axes count from 0",
                 )
+    groups = places_of(axes)
+    for places in groups.values():
+        inputs = _grown_by_hand(model, inputs, places)
+    return DynamicInputs(inputs.kwargs, _axes_of(groups))
+
+
+def places_of(axes: Axes) -> dict[str, list[_Place]]:
+    """The inputs and axes that share each label."""
     groups: dict[str, list[_Place]] = {}
     for name, named in axes.items():
         for axis, label in named.items():
             groups.setdefault(label, []).append((name, axis))
-    for places in groups.values():
-        inputs = _grown_by_hand(model, inputs, places)
-    named_now: Axes = {}
+    return groups
+
+
+def _axes_of(groups: Mapping[str, list[_Place]]) -> Axes:
+    axes: Axes = {}
     for label, places in groups.items():
         for name, axis in places:
-            named_now.setdefault(name, {})[axis] = label
-    return DynamicInputs(inputs.kwargs, named_now)
+            axes.setdefault(name, {})[axis] = label
+    return axes
 
 
 def _grown_by_hand(model: nn.Module, inputs: ModelInputs, places: list[_Place]) -> ModelInputs:
@@ -80,8 +90,8 @@ def _grown_by_hand(model: nn.Module, inputs: ModelInputs, places: list[_Place]) 
     alike = [(other, axis) for other, tensor in free.items() if tensor.shape == shape]
     as_large = [(other, axis) for other, t in free.items() if t.dim() > axis and t.shape[axis] == shape[axis]]
     for others in (alike, [], as_large):
-        larger = grown(model, inputs, [*places, *others], shape[axis] + 1)
-        if runs(model, larger) is None:
+        larger = _grown(model, inputs, [*places, *others], shape[axis] + 1)
+        if can_run(model, larger):
             places += others
             return inputs if shape[axis] > 1 else larger
     return inputs
@@ -89,9 +99,7 @@ def _grown_by_hand(model: nn.Module, inputs: ModelInputs, places: list[_Place]) 
 
 def by_name(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
     """Positional inputs by the names of forward's arguments: both exporters take axes by name."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(model.forward).parameters.values()
-    names = [item.name for item in parameters if item.kind in kinds]
+    names = list(named_args(model))
     if len(inputs.args) > len(names):
         raise SourceError(
             f"{type(model).__name__}.forward takes inputs without a name", hint="dynamic axes go by the inputs' names"
@@ -121,19 +129,13 @@ def _tried(model: nn.Module, inputs: ModelInputs) -> DynamicInputs:
             continue
         name, axis = places[0]
         size = named_tensors(model, inputs)[name].shape[axis]
-        larger = next(
-            _running(model, (grown(model, inputs, places, size + step) for step in (1, -1) if size + step > 1)), None
-        )
+        larger = next((other for other in at_other_sizes(model, inputs, places) if can_run(model, other)), None)
         if larger is None:
             continue
         found.append(places)
         if size < 2:
             inputs = larger
     return DynamicInputs(inputs.kwargs, _named(found))
-
-
-def _running(model: nn.Module, candidates: Iterator[ModelInputs]) -> Iterator[ModelInputs]:
-    return (inputs for inputs in candidates if runs(model, inputs) is None)
 
 
 def _candidates(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[_Place]]:
@@ -153,23 +155,25 @@ def _candidates(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[_Place]]:
             yield places
 
 
-def grown(model: nn.Module, inputs: ModelInputs, places: list[_Place], size: int) -> ModelInputs:
+def at_other_sizes(model: nn.Module, inputs: ModelInputs, places: list[_Place]) -> Iterator[ModelInputs]:
+    """The inputs one larger along an axis, and one smaller: there may be a largest size."""
+    name, axis = places[0]
+    size = named_tensors(model, inputs)[name].shape[axis]
+    return (_grown(model, inputs, places, size + step) for step in (1, -1) if size + step > 1)
+
+
+def _grown(model: nn.Module, inputs: ModelInputs, places: list[_Place], size: int) -> ModelInputs:
     tensors = dict(named_tensors(model, inputs))
     for name, axis in places:
-        tensor = tensors[name]
-        tensors[name] = tensor.index_select(axis, torch.arange(size) % tensor.shape[axis]).contiguous()
+        tensors[name] = resized_along(tensors[name], axis, size)
     return with_tensors(model, inputs, tensors)
 
 
 def _named(groups: list[list[_Place]]) -> Axes:
     """`batch` for first axes, `sequence` for the first other group, then by the input and the axis."""
-    axes: Axes = {}
-    used: set[str] = set()
+    labelled: dict[str, list[_Place]] = {}
     for places in groups:
         name, axis = places[0]
-        choices = ["batch"] if all(place[1] == 0 for place in places) else ["sequence"]
-        label = next(choice for choice in (*choices, f"{name}_{axis}") if choice not in used)
-        used.add(label)
-        for place in places:
-            axes.setdefault(place[0], {})[place[1]] = label
-    return axes
+        usual = "batch" if all(place[1] == 0 for place in places) else "sequence"
+        labelled[f"{name}_{axis}" if usual in labelled else usual] = places
+    return _axes_of(labelled)

@@ -6,12 +6,12 @@ says about the values is all that is used, never which model it is.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Container, Iterator
 from typing import Any
 
 from torch import nn
 
+from modelexport.hierarchy.capture import named_args
 from modelexport.source.specs import InputSpec
 
 _LENGTH = 8
@@ -27,7 +27,7 @@ _STEPS = ("max_source_positions", "max_length", "context_length")
 
 def guesses(model: nn.Module) -> Iterator[dict[str, InputSpec]]:
     """Sets of inputs to try in order: everything that can be described, then only what is needed."""
-    arguments = _arguments(model)
+    arguments = named_args(model)
     main = getattr(model, "main_input_name", None)
     mains = [main] if isinstance(main, str) else list(main or ())
     needed = [name for name, required in arguments.items() if required or name in mains]
@@ -48,15 +48,8 @@ def guesses(model: nn.Module) -> Iterator[dict[str, InputSpec]]:
 def suggestion(model: nn.Module) -> dict[str, InputSpec]:
     """One set of inputs to start a specs file from: the likeliest guess, and a placeholder for what is unknown."""
     guessed = next(guesses(model), {})
-    unknown = [name for name, required in _arguments(model).items() if required and name not in guessed]
+    unknown = [name for name, required in named_args(model).items() if required and name not in guessed]
     return {**guessed, **dict.fromkeys(unknown, InputSpec((1, _LENGTH)))}
-
-
-def _arguments(model: nn.Module) -> dict[str, bool]:
-    """The names that forward takes, and whether each is required."""
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(model.forward).parameters
-    return {name: item.default is item.empty for name, item in parameters.items() if item.kind in named}
 
 
 def _is_modality(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from modelexport.errors import SourceError
+from modelexport.errors import SourceError, first_line
 
 _MOST_MISSING = 4
 
@@ -129,9 +129,9 @@ def _task_classes(transformers: Any, task: str) -> list[Any]:
 
 
 def _cannot_load(hub: Hub, error: BaseException, how: str = "") -> SourceError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    said = first_line(error)[:300]
     if isinstance(error, pickle.UnpicklingError):
-        lines = ["its weights are a pickle that holds more than tensors, and opening it would run its code"]
+        said = "its weights are a pickle that holds more than tensors, and opening it would run its code"
         hint = "save the model again with save_pretrained, which writes safetensors"
     elif "trust_remote_code" in str(error):
         hint = "--trust-remote-code runs the code that comes with the model; read it first"
@@ -139,4 +139,4 @@ def _cannot_load(hub: Hub, error: BaseException, how: str = "") -> SourceError:
         hint = "the folder has to hold a config.json and weights, as save_pretrained writes them"
     else:
         hint = "it is no local folder, and no model of that name can be had from the hub"
-    return SourceError(f"cannot load {hub.name!r}{how}: {lines[0][:300]}", hint=hint)
+    return SourceError(f"cannot load {hub.name!r}{how}: {said}", hint=hint)

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from modelexport.baseline.calling import ModelInputs, preserved, quiet, read_inputs
-from modelexport.baseline.failure import does_not_run
+from modelexport.baseline.calling import ModelInputs, can_run, check_runs, read_inputs
 from modelexport.errors import SourceError
-from modelexport.hierarchy.capture import forward_args
+from modelexport.hierarchy.capture import forward_args, named_args
 from modelexport.source.guess import guesses, suggestion
 from modelexport.source.load import Source
 from modelexport.source.processors import find_processors, processed
@@ -84,23 +83,6 @@ def no_inputs(model: nn.Module) -> SourceError:
     )
 
 
-def runs(model: nn.Module, inputs: ModelInputs) -> BaseException | None:
-    """The error that the model itself raises on these inputs, if it does."""
-    try:
-        with preserved(model), quiet(verbose=False), torch.no_grad():
-            model(*inputs.args, **inputs.kwargs)
-    except Exception as error:
-        return error
-    return None
-
-
-def check_runs(model: nn.Module, inputs: ModelInputs) -> None:
-    """Raise if the model itself does not run on these inputs."""
-    error = runs(model, inputs)
-    if error is not None:
-        raise does_not_run(error) from error
-
-
 def _signature(model: nn.Module) -> str:
     """forward's arguments without their types, which fill a screen."""
     parameters = inspect.signature(model.forward).parameters.values()
@@ -128,12 +110,7 @@ def _from_specs(model: nn.Module, path: Path, generator: torch.Generator) -> Nam
                 f"{path} describes {name!r}, which {type(model).__name__}.forward does not take",
                 hint=f"it takes {', '.join(names)}",
             )
-    required = [
-        item.name
-        for item in inspect.signature(model.forward).parameters.values()
-        if item.default is item.empty and item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)
-    ]
-    missing = [name for name in required if name not in specs]
+    missing = [name for name, required in named_args(model).items() if required and name not in specs]
     if missing:
         raise SourceError(
             f"{path} lacks {', '.join(missing)}, which {type(model).__name__}.forward needs",
@@ -192,7 +169,7 @@ def _from_dummies(model: nn.Module) -> Example | None:
         return None
     inputs = _accepted(model, dummies)
     main = getattr(model, "main_input_name", None)
-    if not inputs or (isinstance(main, str) and main not in inputs) or runs(model, read_inputs(inputs)) is not None:
+    if not inputs or (isinstance(main, str) and main not in inputs) or not can_run(model, read_inputs(inputs)):
         return None
     return Example(inputs, "the model's dummy_inputs")
 
@@ -202,7 +179,7 @@ def _from_guesses(model: nn.Module, generator: torch.Generator) -> Example | Non
         return None
     for specs in guesses(model):
         inputs = _fitted(model, {name: make_tensor(spec, generator) for name, spec in specs.items()})
-        if runs(model, read_inputs(inputs)) is None:
+        if can_run(model, read_inputs(inputs)):
             return Example(inputs, "a guess by the configuration and forward's arguments")
     return None
 
@@ -220,7 +197,7 @@ def _from_shapes(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], genera
         specs = {name: InputSpec(shape, dtype) for name, shape in named.items()}
         inputs = _fitted(model, {name: make_tensor(spec, generator) for name, spec in specs.items()})
         found.append(inputs)
-        if runs(model, read_inputs(inputs)) is None:
+        if can_run(model, read_inputs(inputs)):
             return Example(inputs, "noise")
     return Example(found[0], "noise")
 

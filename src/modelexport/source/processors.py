@@ -16,7 +16,6 @@ DEFAULT_TEXT = "every node of this graph belongs to a module"
 _LONGER_TEXT = f"{DEFAULT_TEXT}, and every module that ran is accounted for"
 _SIDE = 96
 _SECONDS = 1.0
-_TROUBLE = Exception  # a folder of any age may hold anything: what cannot be loaded or fed is not there
 
 
 class Processors(NamedTuple):
@@ -49,7 +48,7 @@ def find_processors(hub: Hub) -> Processors:
     def ask(kind: Any) -> Any | None:
         try:
             return kind.from_pretrained(hub.name, **hub.options)
-        except _TROUBLE:
+        except Exception:  # a folder of any age may hold anything: what cannot be loaded is not there
             return None
 
     combined = ask(transformers.AutoProcessor)
@@ -116,7 +115,7 @@ def _call(processor: Any | None, *args: Any, **options: Any) -> dict[str, torch.
     for attempt in (options, {name: value for name, value in options.items() if name != "padding"}):
         try:
             made: Mapping[str, Any] = processor(*args, return_tensors="pt", **attempt)
-        except _TROUBLE:
+        except Exception:
             continue
         found = {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
         return found if all(value.numel() for value in found.values()) else {}

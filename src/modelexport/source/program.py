@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from modelexport.baseline.calling import quiet, swapped
-from modelexport.errors import SourceError
+from modelexport.errors import SourceError, first_line
 
 _INSTEAD = "write a function that builds the model and loads its weights, and name it as path/to/file.py:function"
 
@@ -58,7 +58,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
         raise
     except Exception as error:
         raise SourceError(
-            f"torch {torch.__version__} cannot load {path}: {_line(error)}",
+            f"torch {torch.__version__} cannot load {path}: {first_line(error)[:300]}",
             hint="it may be of another version of torch, or damaged; save it again with torch.export.save",
         ) from error
 
@@ -91,7 +91,3 @@ def _nothing_unpickled(path: Path) -> Iterator[None]:
         swapped(torch._C, _pickle_load_obj=refuse),
     ):
         yield
-
-
-def _line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]

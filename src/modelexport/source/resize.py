@@ -11,7 +11,7 @@ from torch import nn
 from modelexport.baseline.calling import ModelInputs
 from modelexport.errors import SourceError
 from modelexport.hierarchy.capture import forward_args
-from modelexport.source.specs import make_tensor, shape_text, spec_of
+from modelexport.source.specs import InputSpec, make_tensor, shape_text
 
 
 def named_tensors(model: nn.Module, inputs: ModelInputs) -> dict[str, torch.Tensor]:
@@ -72,7 +72,12 @@ def _resized(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Gene
                 f"the shape {shape_text(shape)} does not fit an input of shape {shape_text(tensor.shape)}",
                 hint="give as many sizes as the input has axes",
             )
-        return make_tensor(spec_of(tensor).__class__(shape, spec_of(tensor).dtype), generator)
+        return make_tensor(InputSpec(shape, str(tensor.dtype).removeprefix("torch.")), generator)
     for axis, size in enumerate(shape):
-        tensor = tensor.index_select(axis, torch.arange(size) % tensor.shape[axis])
-    return tensor.contiguous()
+        tensor = resized_along(tensor, axis, size)
+    return tensor
+
+
+def resized_along(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """The same values, repeated or cut along one axis."""
+    return tensor.index_select(axis, torch.arange(size) % tensor.shape[axis]).contiguous()

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from modelexport.baseline.calling import ModelInputs, preserved, quiet
+from modelexport.baseline.calling import ModelInputs, run_once
 from modelexport.hierarchy.capture import tensors_in
 from modelexport.report import ExportReport
-from modelexport.source.dynamic import Axes, grown
-from modelexport.source.inputs import runs
+from modelexport.source.dynamic import Axes, at_other_sizes, places_of
 from modelexport.source.prepare import Prepared
 from modelexport.source.resize import named_tensors
 
@@ -54,21 +52,22 @@ def broken_axes(model: nn.Module, path: Path, inputs: dict[str, Any], axes: Axes
     options = runtime.SessionOptions()
     options.log_severity_level = 4
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    labels = dict.fromkeys(label for named in axes.values() for label in named.values())
-    return [label for label in labels if not _holds(model, session, inputs, axes, label)]
-
-
-def _holds(model: nn.Module, session: Any, inputs: dict[str, Any], axes: Axes, label: str) -> bool:
-    places = [(name, axis) for name, named in axes.items() for axis, other in named.items() if other == label]
     start = ModelInputs((), inputs)
-    name, axis = places[0]
-    size = named_tensors(model, start)[name].shape[axis]
-    tried = (grown(model, start, places, size + step) for step in (1, -1) if size + step > 1)
-    other = next((candidate for candidate in tried if runs(model, candidate) is None), None)
-    if other is None:
-        return True  # the model itself has no other size here, so there is nothing to hold
-    with preserved(model), quiet(verbose=False), torch.no_grad():
-        expected = [tensor for tensor in tensors_in(model(**other.kwargs)) if tensor.is_floating_point()]
+    return [label for label, places in places_of(axes).items() if not _holds(model, session, start, places)]
+
+
+def _holds(model: nn.Module, session: Any, inputs: ModelInputs, places: list[tuple[str, int]]) -> bool:
+    for other in at_other_sizes(model, inputs, places):
+        try:
+            output = run_once(model, other)
+        except Exception:
+            continue
+        return _agrees(model, session, other, output)
+    return True  # the model itself has no other size here, so there is nothing to hold
+
+
+def _agrees(model: nn.Module, session: Any, other: ModelInputs, output: Any) -> bool:
+    expected = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
     tensors = named_tensors(model, other)
     try:
         results = session.run(None, {value.name: tensors[value.name].numpy() for value in session.get_inputs()})

@@ -6,7 +6,6 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -103,14 +102,6 @@ def _make(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(int(low), int(high), spec.shape, generator=generator).to(dtype)
 
 
-def spec_of(tensor: torch.Tensor) -> InputSpec:
-    """The spec that a tensor fulfils."""
-    limits: tuple[float, float] | None = None
-    if tensor.numel() and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex:
-        limits = (int(tensor.min()), int(tensor.max()) + 1)
-    return InputSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), limits)
-
-
 def written(specs: Mapping[str, InputSpec]) -> str:
     """The text of a specs file, one input a line."""
     lines = [f"  {json.dumps(name)}: {json.dumps(msgspec.to_builtins(spec))}" for name, spec in specs.items()]
@@ -120,12 +111,3 @@ def written(specs: Mapping[str, InputSpec]) -> str:
 def shape_text(shape: Sequence[int]) -> str:
     """A shape as it is written on the command line."""
     return ",".join(map(str, shape))
-
-
-def describe(inputs: Any) -> str:
-    """Inputs in a few words: names, shapes and dtypes."""
-    items = (
-        inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs if isinstance(inputs, tuple) else [inputs])
-    )
-    told = [f"{name} {shape_text(value.shape)}" for name, value in items if isinstance(value, torch.Tensor)]
-    return "; ".join(told)
