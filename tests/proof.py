@@ -24,7 +24,7 @@ from torch import nn
 
 import modelexport
 from modelexport.baseline.calling import read_inputs
-from modelexport.hierarchy.capture import scan, tensors_in
+from modelexport.hierarchy.capture import leaves_in, scan, tensors_in
 from modelexport.tagged.model import TaggedModel
 
 
@@ -34,6 +34,8 @@ class Returned:
 
     taken: list[np.ndarray]
     given: list[np.ndarray]
+    results: list[np.ndarray | None]
+    """All tensors that it gave back, of whatever type; None for a number."""
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Verdict:
     """The outcome of the value test for one model."""
 
     checked: int = 0
+    results: int = 0
     failures: list[str] = field(default_factory=list)
     reshaped: bool = False
     """Whether a value counts as found in another shape: an exporter merges a last reshape with the next module's."""
@@ -55,14 +58,26 @@ def pytorch_values(model: nn.Module, example_inputs: Any) -> dict[str, list[Retu
     """Run the model once and keep what each module returned, by module path and call."""
     inputs = read_inputs(example_inputs)
     values: dict[str, list[Returned]] = {}
+    unfinished: list[tuple[str, int]] = []
     handles = []
     try:
         for path in scan(model):
 
-            def keep(module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
-                values.setdefault(path, []).append(Returned(floats((args, kwargs)), floats(output)))
+            def begin(module: nn.Module, args: Any, path: str = path) -> None:
+                values.setdefault(path, []).append(Returned([], [], []))
+                unfinished.append((path, len(values[path]) - 1))
 
-            handles.append(model.get_submodule(path).register_forward_hook(keep, with_kwargs=True))
+            def keep(module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
+                while (call := unfinished.pop())[0] != path:  # cut short by an error that the model caught
+                    pass
+                results = [
+                    t.detach().numpy().copy() if isinstance(t, torch.Tensor) else None for t in leaves_in(output)
+                ]
+                values[path][call[1]] = Returned(floats((args, kwargs)), floats(output), results)
+
+            module = model.get_submodule(path)
+            handles.append(module.register_forward_pre_hook(begin, prepend=True))
+            handles.append(module.register_forward_hook(keep, with_kwargs=True))
         training = [(module, module.training) for module in model.modules()]
         model.eval()
         with torch.no_grad(), warnings.catch_warnings(), eager_conditions():
@@ -252,6 +267,24 @@ def _check_number(
             verdict.failures.append(f"{place}: its result is at the nodes of another call")
 
 
+def check_results(exported: TaggedModel, returned: dict[str, list[Returned]], values: dict[str, np.ndarray]) -> int:
+    """Where the record says under which name a module's result is in the file, that tensor has its value."""
+    checked = 0
+    for path, calls in returned.items():
+        recorded = exported.modules[path].results
+        assert len(recorded) in (0, len(calls)), f"{path!r}: {len(recorded)} results for {len(calls)} calls"
+        for number, (names, call) in enumerate(zip(recorded, calls, strict=False)):
+            assert not path or len(names) == len(call.results), f"{path!r}: {names} for {len(call.results)} results"
+            for name, tensor in zip(names, call.results, strict=False):
+                if name is not None and tensor is not None and (path or len(names) == len(call.results)):
+                    place = f"{path!r} call {number}: {name} is not what the module returned"
+                    there = values[name]
+                    assert there.shape == tensor.shape, f"{place}: {there.shape}, not {tensor.shape}"
+                    assert same(tensor, there) if tensor.dtype.kind == "f" else np.array_equal(tensor, there), place
+                    checked += 1
+    return checked
+
+
 def found(tensor: np.ndarray, names: list[str], values: dict[str, np.ndarray]) -> bool:
     return any(same(tensor, values[name]) for name in names if name in values)
 
@@ -356,7 +389,7 @@ def check_map(exported: TaggedModel, returned: dict[str, list[Returned]]) -> Non
 
 
 def check_valid(path: Path) -> None:
-    onnx.checker.check_model(str(path), full_check=True)
+    assert modelexport.validate(path, check_consistency=True).findings == ()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -376,6 +409,8 @@ def prove(model: nn.Module, example_inputs: Any, folder: Path, strategy: str, **
     returned = pytorch_values(model, example_inputs)
     check_map(exported, returned)
     check_valid(report.onnx_path)
-    verdict = value_test(exported, returned, onnx_values(report.onnx_path, example_inputs))
+    values = onnx_values(report.onnx_path, example_inputs)
+    verdict = value_test(exported, returned, values)
     assert not verdict.failures, "\n".join(verdict.failures)
+    verdict.results = check_results(exported, returned, values)
     return verdict

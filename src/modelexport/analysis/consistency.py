@@ -176,6 +176,7 @@ def _check_modules(story: Story) -> Iterator[Finding]:
     children = {join(path, child) for path, record in modules.items() for child in record.children}
     tags = {record.tag for record in modules.values()}
     counts = story.counts(story.tags)
+    own = Counter(tag.hierarchy_module for tag in story.tags if tag is not None)
     for path, record in modules.items():
         if path and path not in children:
             yield finding(Code.PARENT_MISSING, path, "no module names it as a child")
@@ -186,7 +187,7 @@ def _check_modules(story: Story) -> Iterator[Finding]:
             yield finding(Code.MODULE_UNACCOUNTED, path, told)
         elif record.calls and not record.nodes and record.status != Status.ABSORBED:
             yield finding(Code.MODULE_UNACCOUNTED, path, f"it ran, has no nodes and is called {record.status!r}")
-        elif record.nodes and record.status != Status.NODES:
+        elif (own[path] and record.status != Status.NODES) or (record.nodes and record.status == Status.UNUSED):
             yield finding(Code.MODULE_UNACCOUNTED, path, f"it has nodes and is called {record.status!r}")
     if story.sidecar is not None and story.sidecar.expected_hierarchy != expected_hierarchy(modules):
         yield finding(Code.HIERARCHY_UNMET, story.sidecar_name, "the modules do not give its expected hierarchy")

@@ -159,14 +159,20 @@ class _Translation:
     operations: list[Operation]
     fx_names: dict[str, str]
     outputs: list[str]
+    weights: dict[str, Any]
 
     def __init__(self) -> None:
-        self.operations, self.fx_names, self.outputs = [], {}, []
+        self.operations, self.fx_names, self.outputs, self.weights = [], {}, [], {}
 
     def read(self, model: Any) -> None:
         self.operations = [_operation(node) for node in model.graph]
         self.fx_names = _fx_names(model)
         self.outputs = [value.name for value in model.graph.outputs]
+        self.weights = {name: value.const_value for name, value in model.graph.initializers.items()}
+
+    def changed_weights(self, graph: Any) -> frozenset[str]:
+        """Those that an optimiser gave other values, as it does when it fuses a scale into them."""
+        return frozenset(n for n, v in graph.initializers.items() if v.const_value is not self.weights.get(n))
 
 
 @contextmanager
@@ -235,7 +241,8 @@ def _read_trace(program: Any, tree: ModuleTree, log: CallLog, translation: _Tran
     before = [_rename(operation, renamed) for operation in translation.operations]
     translated = {renamed.get(tensor, tensor): fx_name for tensor, fx_name in translation.fx_names.items()}
     given = frozenset(value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name)
-    survivors = Survivors(before, [_operation(node) for node in graph], given)
+    changed = translation.changed_weights(graph)
+    survivors = Survivors(before, [_operation(node) for node in graph], given, changed)
     # A node that still says which FX node it comes from is believed first: an optimiser may have given
     # its result the name of another value.
     certain = {tensor: sites[name] for tensor, name in _fx_names(program.model).items() if name in sites}
@@ -243,11 +250,14 @@ def _read_trace(program: Any, tree: ModuleTree, log: CallLog, translation: _Tran
     latest = {_value_name(node, lambda n: origins.get(n.name) or ""): node.name for node in fx_nodes}
     latest.update({origin: name for name, origin in origins.items() if origin is not None})
     returned: dict[int, tuple[str, ...]] = {}
+    results: dict[int, tuple[str | None, ...]] = {}
     for number, call in enumerate(log.calls):
         now = [renamed.get(latest.get(name, ""), latest.get(name, "")) for name in call.returned]
-        if now and all(name in translated for name in now):
-            returned[number] = tuple(name for name in map(survivors.find, now) if name is not None)
-    return Trace(log, scopes, returned)
+        results[number] = tuple(survivors.find(name) if name in translated else None for name in now)
+        known = [name for name, traced in zip(now, call.returned, strict=True) if traced]
+        if known and all(name in translated for name in known):
+            returned[number] = tuple(name for name in results[number] if name is not None)
+    return Trace(log, scopes, returned, results)
 
 
 def _renamed_outputs(before: list[str], after: list[str]) -> dict[str, str]:

@@ -32,6 +32,8 @@ class Lowering:
         self.made_by: dict[int, int] = {}
         self.translated: list[tuple[tuple[int, ...], tuple[int, ...], Any, bool]] = []
         self.outputs: list[int] = []
+        self._inlined: dict[tuple[str, str], list[Traced]] = {}
+        self._replaced: list[tuple[tuple[str, str], Traced]] = []
         self._traced_as: dict[int, Traced] = {}
         self._inlined_as: dict[int, int] = {}
         self._translated_as: dict[int, int] = {}
@@ -51,12 +53,20 @@ class Lowering:
         """
         upcoming = self.tap.traced
         first = dict.fromkeys(upcoming, 0)
-        made = {unique for operations in upcoming.values() for traced in operations for unique in traced.outputs}
+        made = {
+            unique
+            for operations in upcoming.values()
+            for traced in operations
+            if traced.inputs
+            for unique in traced.outputs
+        }
         for node in graph.nodes():
             if not node.inputsSize():
                 continue
             inputs = [value.unique() for value in inputs_of(node)]
             key = (node.kind(), node.scopeName())
+            outputs = tuple([value.unique() for value in outputs_of(node)])
+            self._inlined.setdefault(key, []).append(Traced(tuple(inputs), outputs, -1))
             operations = upcoming.get(key, [])
             # What reads a dropped value was dropped too; where that rules out all, a value went unrecognised before.
             places = range(first.get(key, 0), len(operations))
@@ -73,7 +83,7 @@ class Lowering:
     def _reads_the_same(self, traced: Traced, inputs: list[int], made: Set[int]) -> bool:
         known = self._inlined_as
         return len(traced.inputs) == len(inputs) and all(
-            known[was] == now if was in known else was not in made
+            known[was] == now if was in known else was not in made and now not in self._traced_as
             for was, now in zip(traced.inputs, inputs, strict=True)
         )
 
@@ -93,6 +103,9 @@ class Lowering:
         call = self.tap.call_in(node.scopeName(), self._last_call) if traced is None else traced.call
         if call >= 0 and node.inputsSize():
             self._last_call = call
+        if traced is None and node.inputsSize():
+            inputs = tuple([value.unique() for value in inputs_of(node)])
+            self._replaced.append(((node.kind(), node.scopeName()), Traced(inputs, tuple(outputs), call)))
         for new in self._added(graph):
             self._note(new, call)
         results = result if isinstance(result, tuple | list) else (result,)
@@ -119,6 +132,30 @@ class Lowering:
         if call >= 0:
             self.made_by.update(dict.fromkeys(outputs, call))
 
+    def _follow_replaced(self) -> None:
+        """Passes before the translation put some operations in place of others of their kind and scope.
+
+        They read the same values, but for numbers, of which such a pass makes tensors.
+        """
+        computed = {unique for operations in self._inlined.values() for found in operations for unique in found.outputs}
+        became: dict[int, int] = {}
+        upcoming = {key: iter(operations) for key, operations in self._inlined.items()}
+
+        def reads_the_same(old: Traced, new: Traced) -> bool:
+            return len(old.inputs) == len(new.inputs) and all(
+                became.get(was, was) == now or was not in computed
+                for was, now in zip(old.inputs, new.inputs, strict=True)
+            )
+
+        for key, new in self._replaced:
+            for old in upcoming.get(key, ()):
+                if self._translated_as.keys().isdisjoint(old.outputs) and reads_the_same(old, new):
+                    pairs = list(zip(old.outputs, new.outputs, strict=False))
+                    became.update(pairs)
+                    known = self._translated_as
+                    known.update((was, known[now]) for was, now in pairs if now in known)
+                    break
+
     def translated_value(self, traced: str) -> int | None:
         """The ONNX value that a value of the trace became, where it could be followed."""
         return self._translated_as.get(self._inlined_as.get(int(traced), -1))
@@ -127,6 +164,7 @@ class Lowering:
         """The graph was copied node by node: match the copy's values with the originals."""
         if self._graph is None:
             return
+        self._follow_replaced()
         pairs = zip(self._graph.nodes(), copy.nodes(), strict=False)
         for old, new in pairs:
             for was, now in zip(outputs_of(old), outputs_of(new), strict=False):
@@ -231,12 +269,14 @@ def read_trace(log: CallLog, lowering: Lowering) -> Trace:
     scopes = settle_scopes(certain, ((name_for(unique), site) for unique, site in sites), survivors)
     _add_by_scope_name(scopes, zip(nodes, final, strict=True), lowering.tap, log)
     returned: dict[int, tuple[str, ...]] = {}
+    results: dict[int, tuple[str | None, ...]] = {}
     for number, call in enumerate(log.calls):
-        values = [lowering.translated_value(name) for name in call.returned]
-        if values and None not in values:
-            now = (survivors.find(name_for(unique)) for unique in values if unique is not None)
-            returned[number] = tuple(name for name in now if name is not None)
-    return Trace(log, scopes, returned)
+        values = [lowering.translated_value(name) if name else None for name in call.returned]
+        results[number] = tuple(None if unique is None else survivors.find(name_for(unique)) for unique in values)
+        known = [unique for unique, name in zip(values, call.returned, strict=True) if name]
+        if known and None not in known:
+            returned[number] = tuple(name for name in results[number] if name is not None)
+    return Trace(log, scopes, returned, results)
 
 
 def _add_by_scope_name(

@@ -119,9 +119,9 @@ def _operations(graph: Any) -> Iterator[_Node]:
 
 def _needed(operations: list[_Node], returned: tuple[str, ...]) -> set[int] | None:
     """The values that lead to what the model returns, or that change another in place; None if that is unknown."""
-    if not returned:
+    needed = {int(unique) for unique in returned if unique}
+    if not needed:
         return None
-    needed = {int(unique) for unique in returned}
     for node in reversed(operations):
         if node.kind.endswith("_") or not needed.isdisjoint(node.outputs):
             needed.update(node.outputs)

@@ -22,11 +22,14 @@ class Trace(msgspec.Struct, frozen=True):
 
     `returned` has an entry for each call whose return value could be followed into the file:
     the names under which the values are still there, none if the exporter fused them away.
+    `results` has one for each call that returned tensors: the name of each of them in their
+    order, None for one that is not in the file or could not be followed.
     """
 
     log: CallLog = CallLog()
     scopes: Mapping[str, Site] = {}
     returned: Mapping[int, tuple[str, ...]] = {}
+    results: Mapping[int, tuple[str | None, ...]] = {}
 
 
 class Operation(NamedTuple):
@@ -44,10 +47,18 @@ class Survivors:
     """Finds a value of the graph as first translated in the graph as finally written.
 
     Optimisers keep the name of a value that they keep. A value whose name is gone may live on
-    under another: the operations that used to read it, if otherwise unchanged, tell which.
+    under another: the operations that used to read it, if otherwise unchanged, tell which. One
+    that reads a weight which was given other values under its old name is not unchanged.
     """
 
-    def __init__(self, before: Sequence[Operation], after: Sequence[Operation], present: frozenset[str]) -> None:
+    def __init__(
+        self,
+        before: Sequence[Operation],
+        after: Sequence[Operation],
+        present: frozenset[str],
+        changed: frozenset[str] = frozenset(),
+    ) -> None:
+        self._changed = changed
         self._present = present.union(*(operation.outputs for operation in after)) if after else present
         self._made = {name: operation for operation in before for name in operation.outputs}
         self._after = {name: operation for operation in after for name in operation.outputs}
@@ -81,7 +92,7 @@ class Survivors:
         for current in same_value:
             for reader, slot in self._readers.get(current, ()):
                 now = self._after.get(reader.outputs[0]) if reader.outputs else None
-                if now is not None and len(now.inputs) == len(reader.inputs) and now.kind() == reader.kind():
+                if now is not None and self._same_work(reader, now):
                     return now.inputs[slot] or None
                 if now is None and _is_copy(reader) and len(same_value) < _MOST_STEPS:
                     same_value.append(reader.outputs[0])
@@ -101,14 +112,17 @@ class Survivors:
                     return now.outputs[place] if place < len(now.outputs) else None
         return None
 
-    def _is(self, before: Operation, after: Operation) -> bool:
-        """Whether an operation is still the same, whatever its results are called now."""
+    def _same_work(self, before: Operation, after: Operation) -> bool:
         return (
             len(before.inputs) == len(after.inputs)
-            and all(
-                old == new or self._found.get(old) == new for old, new in zip(before.inputs, after.inputs, strict=True)
-            )
+            and self._changed.isdisjoint(after.inputs)
             and before.kind() == after.kind()
+        )
+
+    def _is(self, before: Operation, after: Operation) -> bool:
+        """Whether an operation is still the same, whatever its results are called now."""
+        return self._same_work(before, after) and all(
+            old == new or self._found.get(old) == new for old, new in zip(before.inputs, after.inputs, strict=True)
         )
 
 

@@ -11,7 +11,8 @@ class Call(msgspec.Struct, frozen=True):
     """One run of one module's forward.
 
     Calls are numbered in the order they began, so the calls made inside this one are
-    exactly those from its own number up to `end`.
+    exactly those from its own number up to `end`. `returned` are the trace's names for the tensors
+    and numbers that it gave back, in their order; empty where the trace has none.
     """
 
     path: str

@@ -109,19 +109,27 @@ def named_args(module: nn.Module) -> dict[str, bool]:
     return {name: item.default is item.empty for name, item in parameters.items() if item.kind in named}
 
 
-def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in a module's return value, however nested."""
-    if isinstance(value, torch.Tensor):
+Leaf = torch.Tensor | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+
+
+def leaves_in(value: object) -> Iterator[Leaf]:
+    """The tensors and numbers in a module's return value, however nested; a tracer makes tensors of sizes."""
+    if isinstance(value, Leaf):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors_in(item)
+            yield from leaves_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from tensors_in(item)
+            yield from leaves_in(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name, None))
+            yield from leaves_in(getattr(value, field.name, None))
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in a module's return value, however nested."""
+    return (leaf for leaf in leaves_in(value) if isinstance(leaf, torch.Tensor))
 
 
 class Recorder:
@@ -162,13 +170,15 @@ class Recorder:
             call.finish = self._tap.position()
             call.end = len(self._calls)
             if call.path == path:
-                names = (self._tap.name_of(tensor) for tensor in tensors_in(output))
-                call.returned = tuple(name for name in names if name is not None)
+                call.returned = tuple(self._name(leaf) for leaf in leaves_in(output))
                 break
         if not self._open:
             spans = [(call.start, call.finish) for call in self._calls]
             parents = [call.parent for call in self._calls]
             self._made_by = self._tap.made_by(spans, parents, self._calls[0].returned)
+
+    def _name(self, leaf: Leaf) -> str:
+        return (self._tap.name_of(leaf) or "") if isinstance(leaf, torch.Tensor) else ""
 
     def log(self) -> CallLog:
         """The calls of the last complete capture."""

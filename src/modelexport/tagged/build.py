@@ -122,6 +122,7 @@ def _module_records(
     calls = facts.trace.log.count()
     order = _execution_order(facts)
     parameters = facts.tree.subtree_parameters()
+    results, called_in = _results(facts), _called_in(facts, calls)
     return {
         path: ModuleRecord(
             tag=tags[path],
@@ -136,9 +137,32 @@ def _module_records(
             children=module.children,
             aliases=module.aliases,
             nodes=counts[path],
+            results=results.get(path, ()),
+            called_in=called_in.get(path, ()),
         )
         for path, module in facts.tree.modules.items()
     }
+
+
+def _results(facts: Facts) -> dict[str, tuple[tuple[str | None, ...], ...]]:
+    """What each call of a module returned, as far as it is in the file."""
+    found: dict[str, list[tuple[str | None, ...]]] = {}
+    for number, call in enumerate(facts.trace.log.calls):
+        found.setdefault(call.path, []).append(facts.trace.results.get(number, ()))
+    return {path: tuple(results) for path, results in found.items() if any(results)}
+
+
+def _called_in(facts: Facts, calls: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """For modules below one that ran more than once: which of its calls each of theirs was part of."""
+    log, tree = facts.trace.log, facts.tree
+    around = {path: next((above for above in tree.lineage(path)[1:] if above in calls), None) for path in calls}
+    found: dict[str, list[int]] = {}
+    for number, call in enumerate(log.calls):
+        above = around[call.path]
+        if above is not None and calls[above] > 1:
+            outer = log.enclosing(number, above)
+            found.setdefault(call.path, []).append(-1 if outer is None else log.calls[outer].index)
+    return {path: tuple(outer) for path, outer in found.items()}
 
 
 def _execution_order(facts: Facts) -> dict[str, int]:

@@ -53,6 +53,10 @@ class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "cla
     children: tuple[str, ...]
     aliases: tuple[str, ...]
     nodes: int
+    results: tuple[tuple[str | None, ...], ...] = ()
+    """For each call the tensors and numbers it returned, by their names in the file; null for what is not there."""
+    called_in: tuple[int, ...] = ()
+    """For each call the call of the module above it that it was part of, -1 for none; empty if that ran only once."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, gc=False):
