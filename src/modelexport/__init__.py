@@ -10,7 +10,7 @@ from modelexport.errors import ModelExportError
 if TYPE_CHECKING:
     from modelexport.analysis.analyze import analyze
     from modelexport.analysis.compare import compare
-    from modelexport.analysis.extract import extract_module_subgraph
+    from modelexport.analysis.subgraph import extract_module_subgraph
     from modelexport.analysis.validate import validate
     from modelexport.attribution.strategies import ExportStrategy, Strategy, register_strategy
     from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "analyze": ("modelexport.analysis.analyze", "analyze"),
     "compare": ("modelexport.analysis.compare", "compare"),
-    "extract_module_subgraph": ("modelexport.analysis.extract", "extract_module_subgraph"),
+    "extract_module_subgraph": ("modelexport.analysis.subgraph", "extract_module_subgraph"),
     "validate": ("modelexport.analysis.validate", "validate"),
     "ExportStrategy": ("modelexport.attribution.strategies", "ExportStrategy"),
     "Strategy": ("modelexport.attribution.strategies", "Strategy"),

@@ -27,6 +27,26 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     shape: tuple[int | str | None, ...]
 
 
+class PieceRecord(msgspec.Struct, frozen=True, gc=False):
+    """What a model that was cut out of another is a piece of.
+
+    `nodes` counts those of the module, with everything inside them; `pulled_in` are the nodes from
+    outside that make constants for them, by their keys, as they are or as the value that they give
+    at the model's fixed shapes. `part` numbers the pieces of one call, or
+    of a module's own nodes, where it takes more than one.
+    """
+
+    source: str
+    module: str
+    tag: str | None
+    call: int | None
+    part: int | None
+    nodes: int
+    pulled_in: tuple[str, ...]
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
 class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     strategy: str
     exporter: str
@@ -38,6 +58,7 @@ class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     dropped_outputs: tuple[str, ...]
     versions: dict[str, str]
     inputs_from: str | None = None
+    piece: PieceRecord | None = None
 
 
 class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "class"}):

@@ -55,22 +55,44 @@ def _bits(data_type: int) -> int:
 def content_digests(data: wire.Buffer, proto: onnx.ModelProto, folder: Path) -> dict[str, str]:
     """A digest of type, shape and values for each initializer; reads the weights, and data files beside the model."""
     digests: dict[str, str] = {}
-    with ExitStack() as stack:
-        files: dict[str, wire.Buffer] = {}
-        for tensor, field in zip(proto.graph.initializer, _initializers(data), strict=True):
-            location = external_location(tensor)
-            if location is None:
+    with DataFiles(folder) as files:
+        for tensor, field in zip(proto.graph.initializer, initializer_fields(data), strict=True):
+            if external_location(tensor) is None:
                 digests[tensor.name] = _inline_digest(data, tensor, field)
-                continue
-            if location not in files:
-                files[location] = stack.enter_context(mapped(_data_file(folder, location)))
-            digests[tensor.name] = _digest(tensor, _slice(tensor, files[location], location))
+            else:
+                digests[tensor.name] = _digest(tensor, files.values(tensor))
     for sparse in proto.graph.sparse_initializer:
         digests[sparse.values.name] = hashlib.sha256(content(sparse)).hexdigest()
     return digests
 
 
-def _initializers(data: wire.Buffer) -> Iterator[wire.Field]:
+class DataFiles:
+    """The data files in a folder, mapped when a tensor in them is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open = ExitStack()
+        self._files: dict[str, wire.Buffer] = {}
+
+    def __enter__(self) -> DataFiles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.clear()
+        self._open.close()
+
+    def values(self, tensor: TensorProto) -> wire.Buffer:
+        """The bytes of a tensor whose values lie in a data file."""
+        location = external_location(tensor)
+        if location is None:
+            raise FormatError(f"the model does not say in which data file {tensor.name!r} is")
+        if location not in self._files:
+            self._files[location] = self._open.enter_context(mapped(_data_file(self._folder, location)))
+        return _slice(tensor, self._files[location], location)
+
+
+def initializer_fields(data: wire.Buffer) -> Iterator[wire.Field]:
+    """The initializers of the main graph, in the order of the file."""
     for graph in wire.graphs(data):
         yield from wire.initializers(data, graph)
 

@@ -150,6 +150,24 @@ def raw_data(data: Buffer, tensor: Field) -> Buffer | None:
     return None
 
 
+def with_initializers(data: Buffer, added: list[Buffer]) -> list[Buffer]:
+    """The model with these fields, as `initializer` makes them, put where a protobuf library would write them."""
+    pieces: list[Buffer] = []
+    for field in fields(data, 0, len(data)):
+        if field.number == _MODEL_GRAPH and field.kind == _BYTES:
+            inside = fields(data, field.body, field.end)
+            place = next((f.start for f in inside if f.number > _GRAPH_INITIALIZER), field.end)
+            pieces += _delimited(_MODEL_GRAPH, [data[field.body : place], *added, data[place : field.end]])
+        else:
+            pieces.append(data[field.start : field.end])
+    return pieces
+
+
+def initializer(tensor: bytes) -> bytes:
+    """A serialised tensor as an initializer of a graph."""
+    return b"".join(_delimited(_GRAPH_INITIALIZER, [tensor]))
+
+
 def rewrite(
     data: Buffer, doc_edit: DocEdit, *, add_metadata: tuple[str, str] | None = None, drop_metadata: str | None = None
 ) -> list[Buffer]:

@@ -1,0 +1,282 @@
+"""Builds a piece: the nodes of a cut as a model of its own, with tags and records that are true of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import onnx
+from onnx.numpy_helper import from_array
+
+from modelexport.analysis.modules import Lineage, totals
+from modelexport.graph import Graph, flatten, nested_graphs
+from modelexport.hierarchy.tree import is_within, join
+from modelexport.pieces.cut import Border, Cut, Part
+from modelexport.pieces.levels import Level, node_key
+from modelexport.pieces.target import Target
+from modelexport.pieces.types import Types
+from modelexport.tagged import codec
+from modelexport.tagged.build import all_tags, complete, consumer_tags, embed, tensor_infos
+from modelexport.tagged.sidecar import (
+    METADATA_KEY,
+    Embedded,
+    ModuleRecord,
+    PieceRecord,
+    Sidecar,
+    encode_embedded,
+)
+
+
+class Piece(NamedTuple):
+    """A model for some nodes of another.
+
+    `weights` has for each of its initializers the place of that one in the source's main graph;
+    None for one that comes from elsewhere and is whole.
+    """
+
+    proto: onnx.ModelProto
+    record: PieceRecord
+    sidecar: Sidecar | None
+    weights: tuple[int | None, ...]
+
+
+class Source(NamedTuple):
+    """A tagged file that pieces are cut from: all but the values of its large weights."""
+
+    name: str
+    proto: onnx.ModelProto
+    main: Level
+    types: Types
+    records: Embedded | Sidecar | None
+
+
+def build(source: Source, cut: Cut, target: Target, name: str, part: int | None = None) -> Piece:
+    """The piece as a model, called `name`; its large weights are yet to be filled in."""
+    source.types.of((*cut.inputs, *cut.outputs))  # in one go
+    fixed = source.types.fixed_values(cut.inputs)
+    cut = cut._replace(inputs=tuple(border for border in cut.inputs if border.name not in fixed))
+    renamed = _clashes(cut)
+    proto = _frame(source.proto)
+    graph = proto.graph
+    graph.name = source.proto.graph.name
+    pulled = list(fixed)
+    tags: list[codec.NodeTag | None] = []
+    for place in cut.parts:
+        tags += _copy_nodes(graph, place, renamed.get(id(place.level), {}))
+        pulled += [node_key(place.level.prefix, number, place.level.nodes[number]) for number in place.pulled]
+    _add_borders(graph, cut, renamed, source.types)
+    weights = _add_weights(graph, cut, renamed)
+    graph.initializer.extend(from_array(value, name) for name, value in fixed.items())
+    _add_tensor_facts(graph, cut, renamed)
+    _add_functions(proto, source.proto)
+    flat = flatten(proto)
+    tags = _tag(flat, tags)
+    record = PieceRecord(
+        source=source.name,
+        module=target.path,
+        tag=target.tag,
+        call=target.call,
+        part=part,
+        nodes=len(flat.nodes) - len(pulled) + len(fixed),
+        pulled_in=tuple(pulled),
+        inputs=tensor_infos(graph.input),
+        outputs=tensor_infos(graph.output),
+    )
+    sidecar = None if source.records is None else _record(proto, flat, tags, source.records, record, name)
+    return Piece(proto, record, sidecar, (*weights, *(None for _ in fixed)))
+
+
+def _frame(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model without its graph, functions and map."""
+    frame = onnx.ModelProto(
+        ir_version=proto.ir_version,
+        producer_name=proto.producer_name,
+        producer_version=proto.producer_version,
+        domain=proto.domain,
+        model_version=proto.model_version,
+        doc_string=proto.doc_string,
+    )
+    frame.opset_import.extend(proto.opset_import)
+    frame.metadata_props.extend(entry for entry in proto.metadata_props if entry.key != METADATA_KEY)
+    return frame
+
+
+def _clashes(cut: Cut) -> dict[int, dict[str, str]]:
+    """New names for tensors of nested levels that are called like one of another level."""
+    used: set[str] = set()
+    renamed: dict[int, dict[str, str]] = {}
+    by_level: dict[int, tuple[Level, dict[str, None]]] = {}
+    for part in cut.parts:
+        names = by_level.setdefault(id(part.level), (part.level, {}))[1]
+        for place in (*part.members, *part.pulled):
+            names.update(dict.fromkeys(filter(None, part.level.nodes[place].output)))
+    for border in (*cut.inputs, *cut.weights):
+        by_level.setdefault(id(border.level), (border.level, {}))[1][border.name] = None
+    for key, (level, names) in by_level.items():
+        clashing = {name for name in names if name in used}
+        renamed[key] = {name: level.prefix + name for name in clashing}
+        used.update(renamed[key].get(name, name) for name in names)
+    return renamed
+
+
+def _copy_nodes(graph: onnx.GraphProto, part: Part, renamed: Mapping[str, str]) -> list[codec.NodeTag | None]:
+    """Copy the nodes of one level in their order; returns the tags of these and of all inside them, in file order."""
+    tags: list[codec.NodeTag | None] = []
+    level = part.level
+    for place in sorted((*part.members, *part.pulled)):
+        node = graph.node.add()
+        node.CopyFrom(level.nodes[place])
+        if renamed:
+            _rename(node, renamed)
+        tags.append(level.tags[place])
+        tags += [tag for body in level.bodies.get(place, ()) for tag in _tags_inside(body)]
+    return tags
+
+
+def _tags_inside(level: Level) -> Iterator[codec.NodeTag | None]:
+    for place, tag in enumerate(level.tags):
+        yield tag
+        for body in level.bodies.get(place, ()):
+            yield from _tags_inside(body)
+
+
+def _rename(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
+    for names in (node.input, node.output):
+        names[:] = [renamed.get(name, name) for name in names]
+    for _, body in nested_graphs(node.attribute):
+        for inner in body.node:
+            _rename(inner, renamed)
+        for value in body.output:
+            value.name = renamed.get(value.name, value.name)
+
+
+def _name(border: Border, renamed: Mapping[int, Mapping[str, str]]) -> str:
+    return renamed.get(id(border.level), {}).get(border.name, border.name)
+
+
+def _add_borders(graph: onnx.GraphProto, cut: Cut, renamed: Mapping[int, Mapping[str, str]], types: Types) -> None:
+    for borders, values in ((cut.inputs, graph.input), (cut.outputs, graph.output)):
+        for border, value in zip(borders, types.of(borders), strict=True):
+            value.name = _name(border, renamed)
+            values.append(value)
+
+
+def _add_weights(graph: onnx.GraphProto, cut: Cut, renamed: Mapping[int, Mapping[str, str]]) -> tuple[int | None, ...]:
+    """Copy the initializers as they are declared; returns their places in the main graph."""
+    places: list[int | None] = []
+    for border in cut.weights:
+        weight = border.level.weights[border.name]
+        if isinstance(weight, onnx.TensorProto):
+            copy = graph.initializer.add()
+            copy.CopyFrom(weight)
+            copy.name = _name(border, renamed)
+            places.append(border.level.weight_places[border.name] if border.level.outer is None else None)
+        else:
+            graph.sparse_initializer.add().CopyFrom(weight)
+            graph.sparse_initializer[-1].values.name = _name(border, renamed)
+    return tuple(places)
+
+
+def _add_tensor_facts(graph: onnx.GraphProto, cut: Cut, renamed: Mapping[int, Mapping[str, str]]) -> None:
+    """What the source says of tensors inside the piece: their types, and notes on their quantization."""
+    ends = {value.name for values in (graph.input, graph.output) for value in values}
+    weights = {_name(border, renamed) for border in cut.weights}
+    for part in cut.parts:
+        nodes = part.level.nodes
+        made = {name for place in (*part.members, *part.pulled) for name in nodes[place].output if name}
+        for value in part.level.graph.value_info:
+            name = _name(Border(part.level, value.name), renamed)
+            if value.name in made and name not in ends:
+                graph.value_info.add().CopyFrom(value)
+                graph.value_info[-1].name = name
+        for note in part.level.graph.quantization_annotation:
+            if note.tensor_name in made or note.tensor_name in weights or note.tensor_name in ends:
+                graph.quantization_annotation.add().CopyFrom(note)
+
+
+def _add_functions(proto: onnx.ModelProto, source: onnx.ModelProto) -> None:
+    """The local functions that the piece calls, and those that they call, in the order of the source."""
+    if not source.functions:
+        return
+    by_name = {(function.domain, function.name): function for function in source.functions}
+    needed: set[tuple[str, str]] = set()
+    pending = list(proto.graph.node)
+    while pending:
+        node = pending.pop()
+        pending += [inner for _, body in nested_graphs(node.attribute) for inner in body.node]
+        key = (node.domain, node.op_type)
+        if key in by_name and key not in needed:
+            needed.add(key)
+            pending += by_name[key].node
+    proto.functions.extend(function for key, function in by_name.items() if key in needed)
+
+
+def _tag(flat: Graph, told: list[codec.NodeTag | None]) -> list[codec.NodeTag | None]:
+    """Write each node's tag as it is in the piece, where other modules read its outputs than in the whole."""
+    told += [codec.decode(node.doc_string) for node in flat.protos[len(told) :]]  # those in functions
+    consumers = consumer_tags(flat, [None if tag is None else tag.hierarchy_path for tag in told])
+    tags: list[codec.NodeTag | None] = []
+    for node, proto, tag in zip(flat.nodes, flat.protos, told, strict=True):
+        if tag is not None:
+            every = all_tags(node, tag.hierarchy_path, consumers)
+            doc = tag.doc if codec.decode(proto.doc_string) is not None else proto.doc_string or None
+            tag = msgspec.structs.replace(tag, hierarchy_tags=every, hierarchy_count=len(every), doc=doc)
+            proto.doc_string = codec.encode(tag).decode()
+        tags.append(tag)
+    return tags
+
+
+def _record(
+    proto: onnx.ModelProto,
+    flat: Graph,
+    tags: list[codec.NodeTag | None],
+    records: Embedded | Sidecar,
+    record: PieceRecord,
+    name: str,
+) -> Sidecar:
+    """Write the map into the piece's metadata; returns the sidecar."""
+    module = records.modules.get(record.module)
+    sidecar = complete(
+        flat,
+        tags,
+        msgspec.structs.replace(
+            records.model, onnx=name, class_=records.model.class_ if module is None else module.class_
+        ),
+        msgspec.structs.replace(
+            records.export, inputs=record.inputs, outputs=record.outputs, dropped_outputs=(), piece=record
+        ),
+        _modules(flat, tags, records.modules, record.module),
+    )
+    embedded = embed(sidecar, codec.digest(sidecar.nodes, tags))
+    proto.metadata_props.add(key=METADATA_KEY, value=encode_embedded(embedded))
+    return sidecar
+
+
+def _modules(
+    flat: Graph, tags: list[codec.NodeTag | None], modules: Mapping[str, ModuleRecord], target: str
+) -> dict[str, ModuleRecord]:
+    """The modules that have nodes in the piece, those around them, and those of the target that never had any."""
+    counts = totals(Counter(tag.hierarchy_module for tag in tags if tag is not None), Lineage(modules))
+    without = {path for path, record in modules.items() if not record.nodes and is_within(path, target)}
+    around = {above for path in without for above in _lineage(path)}
+    present = set(flat.tensors())
+    return {
+        path: msgspec.structs.replace(
+            record,
+            nodes=counts[path],
+            children=tuple(c for c in record.children if (p := join(path, c)) in counts or p in around),
+            results=tuple(tuple(n if n in present else None for n in call) for call in record.results),
+        )
+        for path, record in modules.items()
+        if path in counts or path in around
+    }
+
+
+def _lineage(path: str) -> Iterator[str]:
+    """A module path and those above it."""
+    yield path
+    while path:
+        path = path.rpartition(".")[0]
+        yield path

@@ -1,0 +1,183 @@
+"""What makes up a piece: its nodes, constants that it needs from outside, its weights, and what crosses its border."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from modelexport.pieces.levels import Flow, Level
+
+Members = list[tuple[Level, list[int]]]
+"""Nodes by level and place, those of outer levels first."""
+
+
+class Part(NamedTuple):
+    """The nodes of a piece that lie in one level, by their places there; those inside their bodies come along."""
+
+    level: Level
+    members: tuple[int, ...]
+    pulled: tuple[int, ...] = ()
+
+
+class Border(NamedTuple):
+    """A tensor that enters or leaves a piece, and the level that it is seen from."""
+
+    level: Level
+    name: str
+
+
+class Cut(NamedTuple):
+    """One piece. `weights` are initializers, each with the level that holds it."""
+
+    parts: tuple[Part, ...]
+    inputs: tuple[Border, ...]
+    outputs: tuple[Border, ...]
+    weights: tuple[Border, ...]
+
+
+def whole(main: Level) -> Cut:
+    """All of a model, as it is."""
+    places = tuple(range(len(main.nodes)))
+    inputs = tuple(Border(main, v.name) for v in main.graph.input if v.name not in main.weights)
+    outputs = tuple(Border(main, value.name) for value in main.graph.output)
+    return Cut((Part(main, places),), inputs, outputs, tuple(Border(main, name) for name in main.weights))
+
+
+def members_of(main: Level, belongs: Callable[[str, int | None], bool]) -> Members:
+    """The nodes of a module, by its path and call; what lies in the bodies of its own nodes comes along with them."""
+    found: Members = []
+    pending = [main]
+    for level in pending:
+        own = [
+            place
+            for place, tag in enumerate(level.tags)
+            if tag is not None and belongs(tag.hierarchy_module, tag.hierarchy_call)
+        ]
+        if own:
+            found.append((level, own))
+        taken = set(own)
+        for place, bodies in level.bodies.items():
+            if place not in taken:
+                pending += bodies
+    return found
+
+
+def cut(members: Members, results: Collection[str] = (), leaving: Sequence[str] | None = None) -> Cut:
+    """The piece that these nodes make up.
+
+    `results` leave it as well if it makes them; `leaving` are its outputs where those are known already.
+    """
+    gathered = _Gathered()
+    outputs: list[Border] = []
+    for level, places in members:
+        gathered.add(level, places)
+        outputs += [
+            Border(level, name) for name in (leaving_of(level, places, results) if leaving is None else leaving)
+        ]
+    return Cut(gathered.parts(), tuple(gathered.inputs), tuple(outputs), tuple(gathered.weights))
+
+
+class _Gathered:
+    """Members with everything that they need: what they read is made by them, a weight, a constant, or an input."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[Border, None] = {}
+        self.weights: dict[Border, None] = {}
+        self._members: dict[int, tuple[Level, set[int]]] = {}
+        self._pulled: dict[int, tuple[Level, set[int]]] = {}
+        self._made: dict[int, set[str]] = {}
+
+    def add(self, level: Level, places: Sequence[int]) -> None:
+        own = set(places)
+        self._members[id(level)] = (level, own)
+        self._made[id(level)] = {name for place in places for name in level.nodes[place].output}
+        flow = level.flow(max(places) + 1)
+        entering: dict[str, None] = {}
+        for place in places:
+            entering.update(dict.fromkeys(level.reads(place)))
+        for name in entering:
+            self._need(flow, name)
+        self._graph_inputs_in_order()
+
+    def _need(self, flow: Flow, name: str) -> None:
+        pending = [(flow, name)]
+        while pending:
+            seen_from, name = pending.pop()
+            level = _level_of(seen_from.level, name, self._made)
+            if level is not None:
+                continue
+            weight = _holder(seen_from, name)
+            if weight is not None:
+                self.weights[Border(weight, name)] = None
+                continue
+            producer = seen_from.producer(name)
+            if producer is None:
+                self.inputs[Border(_home(seen_from, name), name)] = None
+                continue
+            home, place = producer
+            _, places = self._pulled.setdefault(id(home.level), (home.level, set()))
+            if place not in places and place not in self._members.get(id(home.level), (None, ()))[1]:
+                places.add(place)
+                pending += [(home, read) for read in home.level.reads(place)]
+
+    def _graph_inputs_in_order(self) -> None:
+        """The model's own inputs keep their order among themselves."""
+        rank = {}
+        for border in self.inputs:
+            for number, value in enumerate(border.level.graph.input):
+                if value.name == border.name:
+                    rank[border] = number
+        ordered = iter(sorted(rank, key=lambda border: rank[border]))
+        self.inputs = dict.fromkeys(next(ordered) if border in rank else border for border in self.inputs)
+
+    def parts(self) -> tuple[Part, ...]:
+        found: dict[int, Part] = {}
+        for key, (level, places) in self._pulled.items():
+            found[key] = Part(level, (), tuple(sorted(places)))
+        for key, (level, places) in self._members.items():
+            pulled = found[key].pulled if key in found else ()
+            found[key] = Part(level, tuple(sorted(places)), tuple(place for place in pulled if place not in places))
+        return tuple(sorted(found.values(), key=lambda part: len(part.level.prefix)))
+
+
+def _level_of(level: Level | None, name: str, made: dict[int, set[str]]) -> Level | None:
+    """The level, from this one outwards, whose members make a tensor."""
+    while level is not None and name not in made.get(id(level), ()):
+        level = level.outer
+    return level
+
+
+def _holder(flow: Flow | None, name: str) -> Level | None:
+    """The level, from this one outwards, that has an initializer of this name."""
+    while flow is not None:
+        if name in flow.level.weights:
+            return flow.level
+        flow = flow.outer
+    return None
+
+
+def _home(flow: Flow, name: str) -> Level:
+    """The outermost level from which a tensor that varies can be seen."""
+    while flow.outer is not None and name in flow.outer.varying:
+        flow = flow.outer
+    return flow.level
+
+
+def leaving_of(level: Level, places: Sequence[int], results: Collection[str]) -> list[str]:
+    """What others read of these nodes, or the graph gives back; failing that, what they make and do not read."""
+    made = dict.fromkeys(name for place in places for name in level.nodes[place].output if name)
+    own = set(places)
+    ends = [value.name for value in level.graph.output if value.name in made]
+    leaving = {*ends, *(name for name in results if name in made)}
+    bodies = level.bodies
+    for place in range(min(places), len(level.nodes)):
+        if place not in own:
+            for name in level.reads(place) if place in bodies else level.nodes[place].input:
+                if name in made:
+                    leaving.add(name)
+    if not leaving:
+        inside = {name for place in places for name in level.reads(place)}
+        leaving = {name for name in made if name not in inside} or set(made)
+    in_order = dict.fromkeys(ends)
+    following = iter(in_order)
+    return [next(following) if name in in_order else name for name in made if name in leaving]

@@ -1,0 +1,135 @@
+"""extract(): one module of a tagged file as a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import onnx
+
+from modelexport.collector import collector_paused
+from modelexport.errors import ArgumentError, FileError, FormatError
+from modelexport.pieces.build import Piece, Source, build
+from modelexport.pieces.cut import cut, members_of, whole
+from modelexport.pieces.levels import Level, by_doc_string, by_record
+from modelexport.pieces.target import Modules, Target
+from modelexport.pieces.types import Types
+from modelexport.pieces.write import Weights, loaded, write
+from modelexport.tagged.files import StrPath, as_path, external_files, mapped, parse
+from modelexport.tagged.model import recorded_tag
+from modelexport.tagged.sidecar import (
+    METADATA_KEY,
+    Embedded,
+    PieceRecord,
+    Sidecar,
+    decode_embedded,
+    read_sidecar,
+    sidecar_path,
+)
+from modelexport.tagged.staging import check_target
+
+
+class Extracted(NamedTuple):
+    """A piece of a model, and the record of what it is."""
+
+    model: onnx.ModelProto
+    record: PieceRecord
+
+
+def extract(
+    onnx_model: onnx.ModelProto | StrPath, module: str, output: StrPath | None = None, *, call: int | None = None
+) -> Extracted:
+    """Cut one module out of a tagged model: a runnable model of its nodes, with tags.
+
+    `module` is a tag, a module path or a glob that matches one; `call` takes only one call of a
+    module that ran more than once. Its inputs are the tensors that enter it; constants and weights
+    come along. With `output` the piece is written there with its sidecar, and weights in data files
+    are copied into one of its own as far as they are needed; the model returned is then without them.
+    Without `output` the model has all its weights in it.
+    """
+    target = None if output is None else check_target(output)
+    with collector_paused(), opened(onnx_model) as file:
+        if target is not None:
+            file.check_not_overwritten(target)
+        wanted = file.find(module, call)
+        piece = file.piece(wanted, "" if target is None else target.name)
+        if target is None:
+            return Extracted(loaded(piece, file.weights), piece.record)
+        write(piece, file.weights, target)
+    return Extracted(piece.proto, piece.record)
+
+
+class TaggedFile(NamedTuple):
+    """A tagged model, open for as long as pieces are cut from it."""
+
+    path: Path
+    source: Source
+    modules: Modules
+    weights: Weights
+
+    def find(self, module: str, call: int | None = None) -> Target:
+        target = self.modules.find(module)
+        return target if call is None else self.modules.called(target, call)
+
+    def piece(self, target: Target, name: str) -> Piece:
+        if not target.path and target.call is None:
+            return build(self.source, whole(self.source.main), target, name)
+        members = members_of(self.source.main, self.modules.holds(target))
+        if not members:
+            raise self.modules.nothing(target)
+        return build(self.source, cut(members, self.modules.results(target)), target, name)
+
+    def check_not_overwritten(self, target: Path) -> None:
+        """Refuse to write over what is being read."""
+        own = {self.path, *(self.path.parent / name for name in external_files(self.source.proto))}
+        written = {target, target.with_name(f"{target.name}.data")}
+        if {path.resolve() for path in own} & {path.resolve() for path in written}:
+            raise ArgumentError(f"{target} would overwrite the model itself", hint="choose another output")
+
+
+@contextmanager
+def opened(onnx_model: onnx.ModelProto | StrPath) -> Iterator[TaggedFile]:
+    """A model by its path or as a protobuf, with its levels and modules."""
+    if isinstance(onnx_model, onnx.ModelProto):
+        yield _read(Path(), onnx_model.SerializeToString())
+        return
+    path = as_path(onnx_model)
+    with mapped(path) as data:
+        yield _read(path, data)
+
+
+def _read(path: Path, data: bytes | memoryview) -> TaggedFile:
+    proto = parse(data, path)
+    records = _embedded(proto)
+    sidecar = None if records is not None or not path.name else _sidecar(path)
+    main = Level(proto.graph, by_doc_string())
+    if sidecar is not None and not _is_tagged(main):
+        main = Level(proto.graph, by_record({key: recorded_tag(node) for key, node in sidecar.nodes.items()}))
+    if not _is_tagged(main) and main.nodes:
+        name = path.name or "the model"
+        raise FormatError(f"{name} has no tags, so nothing tells its modules", hint="export it with modelexport")
+    told: Embedded | Sidecar | None = records or sidecar
+    modules = Modules({} if told is None else told.modules, (tag for level in main for tag in level.tags))
+    return TaggedFile(
+        path, Source(path.name, proto, main, Types(proto, main), told), modules, Weights(data, path.parent)
+    )
+
+
+def _is_tagged(main: Level) -> bool:
+    return any(tag is not None for level in main for tag in level.tags)
+
+
+def _embedded(proto: onnx.ModelProto) -> Embedded | None:
+    for entry in proto.metadata_props:
+        if entry.key == METADATA_KEY:
+            with suppress(FormatError):
+                return decode_embedded(entry.value)
+    return None
+
+
+def _sidecar(path: Path) -> Sidecar | None:
+    with suppress(FormatError, FileError):
+        return read_sidecar(sidecar_path(path))
+    return None

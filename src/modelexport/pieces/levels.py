@@ -1,0 +1,146 @@
+"""The graphs of a model, one inside the other, each with its nodes, their tags and what does not depend on inputs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+
+import onnx
+
+from modelexport.graph import nested_graphs
+from modelexport.tagged import codec
+
+Label = Callable[[str, int, onnx.NodeProto], codec.NodeTag | None]
+"""The tag of a node, given the prefix of its level and its place there."""
+
+
+class Level:
+    """One graph: the main one, or one nested in a node of another level.
+
+    `nodes` and `tags` are in the order of the file, `bodies` are the levels inside a node, by its place.
+    `place` is that of the node which holds this level, in the level around it.
+    """
+
+    def __init__(
+        self, graph: onnx.GraphProto, label: Label, prefix: str = "", outer: Level | None = None, place: int = -1
+    ) -> None:
+        self.graph = graph
+        self.prefix = prefix
+        self.outer = outer
+        self.place = place
+        self.nodes: list[onnx.NodeProto] = list(graph.node)
+        self.tags: list[codec.NodeTag | None] = []
+        self.bodies: dict[int, list[Level]] = {}
+        self._flow: Flow | None = None
+        for position, node in enumerate(self.nodes):
+            self.tags.append(label(prefix, position, node))
+            if node.attribute:
+                nested = nested_graphs(node.attribute)
+                if nested:
+                    key = node_key(prefix, position, node)
+                    self.bodies[position] = [
+                        Level(body, label, f"{key}/{name}/", self, position) for name, body in nested
+                    ]
+
+    def __iter__(self) -> Iterator[Level]:
+        """This level and all inside it, a node's own before those of later nodes."""
+        yield self
+        for bodies in self.bodies.values():
+            for body in bodies:
+                yield from body
+
+    def reads(self, position: int) -> list[str]:
+        """What a node reads: its inputs, and what its bodies take from around it."""
+        names = [name for name in self.nodes[position].input if name]
+        for body in self.bodies.get(position, ()):
+            names += body.captured
+        return names
+
+    @functools.cached_property
+    def captured(self) -> list[str]:
+        """The names that this level and those inside it take from around it."""
+        own = {name for node in self.nodes for name in node.output}
+        own.update(value.name for value in self.graph.input)
+        own.update(self.weights)
+        found = dict.fromkeys(name for position in range(len(self.nodes)) for name in self.reads(position))
+        found.update(dict.fromkeys(value.name for value in self.graph.output))
+        return [name for name in found if name not in own]
+
+    @functools.cached_property
+    def weights(self) -> dict[str, onnx.TensorProto | onnx.SparseTensorProto]:
+        """The initializers of this graph, by name."""
+        found: dict[str, onnx.TensorProto | onnx.SparseTensorProto] = {t.name: t for t in self.graph.initializer}
+        found.update((sparse.values.name, sparse) for sparse in self.graph.sparse_initializer)
+        return found
+
+    @functools.cached_property
+    def weight_places(self) -> dict[str, int]:
+        """The place of each initializer among those of this graph, by name; sparse ones have none."""
+        return {tensor.name: place for place, tensor in enumerate(self.graph.initializer)}
+
+    def flow(self, end: int) -> Flow:
+        """What does not depend on the model's inputs, of the nodes before `end` at least."""
+        if self._flow is None or self._flow.end < end:
+            self._flow = Flow(self, end)
+        return self._flow
+
+
+def node_key(prefix: str, position: int, node: onnx.NodeProto) -> str:
+    """The key of a node, as in `modelexport.graph`: its first output, else its place."""
+    return prefix + next(filter(None, node.output), f"#{position}")
+
+
+class Flow:
+    """The nodes of a level, up to one of them, that do not depend on the model's inputs.
+
+    `constant` has the place of the node for each tensor that such a node makes. A node that may give
+    another result each time is not among them, nor one whose operator nobody knows.
+    """
+
+    def __init__(self, level: Level, end: int) -> None:
+        self.level = level
+        self.end = end
+        self.outer = None if level.outer is None else level.outer.flow(level.place)
+        self.constant: dict[str, int] = {}
+        around = set() if self.outer is None else self.outer.varying
+        weights = level.weights
+        varying = around.union(value.name for value in level.graph.input if value.name not in weights)
+        constant, bodies = self.constant, level.bodies
+        for position, node in enumerate(level.nodes[:end]):
+            for name in level.reads(position) if position in bodies else node.input:
+                if name in varying:
+                    varying.update(node.output)
+                    break
+            else:
+                if is_repeatable(node.domain, node.op_type):
+                    constant.update(dict.fromkeys(filter(None, node.output), position))
+                else:
+                    varying.update(filter(None, node.output))
+        self.varying: set[str] = varying
+
+    def producer(self, name: str) -> tuple[Flow, int] | None:
+        """The constant node that makes a tensor, here or further out."""
+        if name in self.constant:
+            return self, self.constant[name]
+        return None if self.outer is None else self.outer.producer(name)
+
+
+@functools.cache
+def is_repeatable(domain: str, op_type: str) -> bool:
+    """Whether an operator is known to give the same result each time."""
+    try:
+        schema = onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
+    except onnx.defs.SchemaError:
+        return False
+    return not vars(type(schema))["non_deterministic"].__get__(schema)
+
+
+def by_doc_string() -> Label:
+    """Tags as they stand in the nodes."""
+    decode = functools.cache(codec.decode)
+    return lambda prefix, position, node: decode(node.doc_string)
+
+
+def by_record(tags: Mapping[str, codec.NodeTag | None]) -> Label:
+    """Tags from elsewhere, by the key of the node."""
+    return lambda prefix, position, node: tags.get(node_key(prefix, position, node))

@@ -1,0 +1,150 @@
+"""Which module is meant: a tag, a module path, or a glob that matches one; and which nodes are its own."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import functools
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from modelexport.analysis.modules import Lineage
+from modelexport.attribution.status import Status
+from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.hierarchy.tree import is_within
+from modelexport.tagged.codec import NodeTag
+from modelexport.tagged.sidecar import ModuleRecord
+
+_GLOB = re.compile(r"[*?\[]")
+_MOST = 5
+_WHY = {
+    Status.ABSORBED: "the exporter folded or fused all of it away (absorbed)",
+    Status.UNUSED: "it did not run in the export (unused)",
+}
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One module, and one of its calls where only that is meant."""
+
+    path: str
+    tag: str | None
+    call: int | None = None
+
+
+class Modules:
+    """The modules of a file: from its records, or, where those are lost, as far as the nodes' tags tell."""
+
+    def __init__(self, records: Mapping[str, ModuleRecord], tags: Iterable[NodeTag | None]) -> None:
+        self.records = records
+        self.tags: dict[str, str | None] = {path: record.tag for path, record in records.items()}
+        self._aliases = {alias: path for path, record in records.items() for alias in record.aliases}
+        if not records:
+            self._gather(tags)
+        self._path_of = {tag: path for path, tag in self.tags.items() if tag is not None}
+
+    def _gather(self, tags: Iterable[NodeTag | None]) -> None:
+        """Without records: the paths of nodes and those above them; a tag is of what its nodes have in common."""
+        lineage = Lineage({})
+        modules: dict[str, set[str]] = {}
+        for tag in tags:
+            if tag is not None:
+                modules.setdefault(tag.hierarchy_path, set()).add(tag.hierarchy_module)
+        for name, paths in modules.items():
+            self.tags.update((above, None) for path in paths for above in lineage.of(path) if above not in self.tags)
+            self.tags[lineage.common(paths)] = name
+
+    def find(self, text: str) -> Target:
+        """The one module that a text stands for."""
+        if not isinstance(text, str):
+            raise ArgumentTypeError(f"the module is a {type(text).__name__}", hint="pass a tag or a module path")
+        if text in self.tags:
+            return Target(text, self.tags[text])
+        whole = text.rstrip("/")
+        path = self._path_of.get(whole, self._aliases.get(text))
+        if path is not None:
+            return Target(path, self.tags.get(path))
+        if _GLOB.search(text):
+            return self._only_match(text)
+        raise ArgumentError(f"no module is called {text!r}", hint=self._near(text))
+
+    def _only_match(self, text: str) -> Target:
+        pattern = re.compile(fnmatch.translate(text))
+        found = [path for path, tag in self.tags.items() if pattern.match(path) or (tag and pattern.match(tag))]
+        if not found:
+            raise ArgumentError(f"no module matches {text!r}", hint=self._near(text.strip("*")))
+        if len(found) > 1:
+            more = "" if len(found) <= _MOST else f" and {len(found) - _MOST} more"
+            named = ", ".join(path or "(root)" for path in found[:_MOST])
+            raise ArgumentError(f"{text!r} matches {len(found)} modules", hint=f"name one of {named}{more}")
+        return Target(found[0], self.tags[found[0]])
+
+    def _near(self, text: str) -> str:
+        """The names that look most like this one, told as a hint."""
+        names = list(self._path_of) if text.startswith("/") else [path for path in self.tags if path]
+        wanted = text.strip("/.").lower()
+        by_part = sorted((name for name in names if wanted and wanted in name.lower()), key=lambda n: (len(n), n))
+        near = by_part[:_MOST] or difflib.get_close_matches(text, names, n=_MOST, cutoff=0.5)
+        if not near:
+            last = re.split(r"[./]", wanted)[-1]
+            near = [name for name in names if last and re.split(r"[./]", name.lower())[-1] == last][:_MOST]
+        return f"near it: {', '.join(near)}" if near else "--list shows them all"
+
+    def called(self, target: Target, call: int) -> Target:
+        """One call of a module."""
+        if isinstance(call, bool) or not isinstance(call, int):
+            raise ArgumentTypeError(f"the call is a {type(call).__name__}", hint="pass a number, from 0")
+        record = self.records.get(target.path)
+        calls = 1 if record is None else record.calls
+        if not 0 <= call < calls:
+            ran = "never ran itself" if not calls else "ran once" if calls == 1 else f"ran {calls} times"
+            hint = "leave the call out" if calls < 2 else f"calls are numbered 0 to {calls - 1}"
+            raise ArgumentError(f"{target.path or 'the root'} {ran}: there is no call {call}", hint=hint)
+        return msgspec.structs.replace(target, call=call if calls > 1 else None)
+
+    def nothing(self, target: Target) -> ArgumentError:
+        """Why a module has no nodes, and what to take instead."""
+        record = self.records.get(target.path)
+        name = target.path or "the root"
+        if record is not None and record.nodes and target.call is not None:
+            hint = "leave the call out, or take another"
+            return ArgumentError(f"call {target.call} of {name} has no nodes", hint=hint)
+        above = target.path
+        while above and not (above in self.records and self.records[above].nodes):
+            above = above.rpartition(".")[0]
+        why = "" if record is None else f": {_WHY.get(Status(record.status), record.status)}"
+        hint = f"{above or 'the root'} is the nearest module around it that has nodes"
+        return ArgumentError(f"{name} has no nodes{why}", hint=hint)
+
+    def results(self, target: Target) -> set[str]:
+        """The tensors that a module returned, in the call that is meant or in all."""
+        record = self.records.get(target.path)
+        calls = () if record is None else record.results
+        return {name for number, names in enumerate(calls) for name in names if name and target.call in (None, number)}
+
+    def call_within(self, path: str, call: int | None, outer: str) -> int | None:
+        """Which call of `outer` a call of a module below it was part of; None where that is not known."""
+        while True:
+            record = self.records.get(path)
+            if path == outer:
+                return 0 if call is None and (record is None or record.calls < 2) else call
+            if record is not None and record.calls:
+                if call is None and record.calls > 1:
+                    return None
+                place = call or 0
+                call = record.called_in[place] if place < len(record.called_in) else None
+                if call == -1:
+                    return None
+            path = path.rpartition(".")[0]
+
+    def holds(self, target: Target) -> functools._lru_cache_wrapper[bool]:
+        """Whether a node with this tag belongs to a module, by its module and call."""
+
+        @functools.cache
+        def belongs(path: str, call: int | None) -> bool:
+            if not is_within(path, target.path):
+                return False
+            return target.call is None or self.call_within(path, call, target.path) == target.call
+
+        return belongs

@@ -1,0 +1,152 @@
+"""The type and shape of tensors: as the file says, or by ONNX's shape inference where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+from onnx import TensorProto
+from onnx.numpy_helper import from_array
+
+from modelexport.errors import FormatError
+from modelexport.pieces.cut import Border
+from modelexport.pieces.folding import Value, known_values
+from modelexport.pieces.levels import Level
+
+_WHOLE = {TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
+
+
+class Types:
+    """Finds the types of tensors; inference runs only if one is asked for that the file does not tell whole."""
+
+    def __init__(self, proto: onnx.ModelProto, main: Level) -> None:
+        self._proto = proto
+        self._main = main
+        self._told: dict[int, dict[str, onnx.TypeProto]] = {}
+        self._inferred: dict[str, dict[str, onnx.TypeProto]] = {}
+        self._tried: set[Border] = set()
+
+    def of(self, wanted: Iterable[Border]) -> list[onnx.ValueInfoProto]:
+        """Each tensor with its type."""
+        wanted = list(wanted)
+        missing = [border for border in wanted if border not in self._tried and not _has_shape(self._find(border))]
+        if missing:
+            self._tried.update(missing)
+            self._infer(missing)
+        return [onnx.ValueInfoProto(name=border.name, type=self._known(border)) for border in wanted]
+
+    def fixed_values(self, wanted: Iterable[Border]) -> dict[str, Value]:
+        """The values of those tensors of the main graph that follow from fixed shapes, though inputs stand behind."""
+        sizes = [border for border in wanted if self._may_be_sizes(border)]
+        if not sizes:
+            return {}
+        nodes = self._main.nodes[: self._end(sizes)]
+        types = {**self._inferred.get("", {}), **self._told.get(id(self._main), {})}
+        values = known_values(nodes, self._main.graph.initializer, types, self._proto.opset_import)
+        return {border.name: values[border.name] for border in sizes if border.name in values}
+
+    def _may_be_sizes(self, border: Border) -> bool:
+        """Whether a tensor is a whole number or a list of those, and not an input of the model."""
+        if border.level is not self._main or any(value.name == border.name for value in self._main.graph.input):
+            return False
+        kind = self._known(border).tensor_type
+        return kind.elem_type in _WHOLE and kind.HasField("shape") and len(kind.shape.dim) < 2
+
+    def _known(self, border: Border) -> onnx.TypeProto:
+        found = self._find(border)
+        if found is None:
+            raise FormatError(
+                f"the file does not say of what type {border.name!r} is, and it cannot be inferred",
+                hint="an operator that ONNX does not know makes it; add its value_info to the file",
+            )
+        return found
+
+    def _find(self, border: Border) -> onnx.TypeProto | None:
+        level: Level | None = border.level
+        while level is not None:
+            if id(level) not in self._told:
+                self._told[id(level)] = dict(_declared(level.graph))
+            told = self._told[id(level)].get(border.name)
+            if not _has_shape(told):
+                told = self._inferred.get(level.prefix, {}).get(border.name, told)
+            if told is not None:
+                return told
+            level = level.outer
+        return None
+
+    def _infer(self, missing: list[Border]) -> None:
+        """Infer types up to the last node that makes one of these; where ONNX gives up on a shape, work out sizes."""
+        bare = self._bare(self._end(missing))
+        while True:
+            try:
+                done = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+            except Exception as error:  # inference and its checks raise several unrelated kinds
+                raise FormatError(f"shape inference fails on this file: {error}") from error
+            for level in Level(done.graph, lambda prefix, position, node: None):
+                self._inferred.setdefault(level.prefix, {}).update(_declared(level.graph))
+            if all(_has_shape(self._find(border)) for border in missing) or not self._fold(bare):
+                return
+
+    def _bare(self, end: int) -> onnx.ModelProto:
+        """The model up to a node, without what inference does not look at."""
+        bare = onnx.ModelProto(ir_version=self._proto.ir_version)
+        bare.opset_import.extend(self._proto.opset_import)
+        bare.functions.extend(self._proto.functions)
+        graph, main = bare.graph, self._main.graph
+        graph.name = main.name
+        graph.input.extend(main.input)
+        graph.initializer.extend(main.initializer)
+        graph.sparse_initializer.extend(main.sparse_initializer)
+        graph.value_info.extend(main.value_info)
+        graph.node.extend(self._main.nodes[:end])
+        for node in graph.node:
+            node.ClearField("doc_string")
+            node.ClearField("metadata_props")
+        return bare
+
+    def _fold(self, bare: onnx.ModelProto) -> bool:
+        """Put values in the place of nodes that follow from constants and fixed shapes; whether there were any new."""
+        graph = bare.graph
+        values = known_values(graph.node, graph.initializer, self._inferred[""], bare.opset_import)
+        left = [node for node in graph.node if not all(name in values for name in node.output if name)]
+        if len(left) == len(graph.node):
+            return False
+        stored = {tensor.name for tensor in graph.initializer}
+        graph.initializer.extend(from_array(v, name) for name, v in values.items() if name not in stored)
+        kept = onnx.GraphProto()
+        kept.node.extend(left)
+        del graph.node[:]
+        graph.node.extend(kept.node)
+        return True
+
+    def _end(self, missing: list[Border]) -> int:
+        """One past the last node of the main graph that has to do with one of these."""
+        at_top = {border.name for border in missing if border.level is self._main}
+        last = 0
+        for border in missing:
+            level = border.level
+            while level.outer is not None:
+                last = max(last, level.place + 1 if level.outer is self._main else 0)
+                level = level.outer
+        nodes = self._main.nodes
+        for place in reversed(range(last, len(nodes)) if at_top else ()):
+            if not at_top.isdisjoint(nodes[place].output):
+                return place + 1
+        return last
+
+
+def _declared(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:
+    for values in (graph.value_info, graph.input, graph.output):
+        for value in values:
+            if _is_whole(value.type):
+                yield value.name, value.type
+
+
+def _has_shape(kind: onnx.TypeProto | None) -> bool:
+    return kind is not None and (kind.WhichOneof("value") != "tensor_type" or kind.tensor_type.HasField("shape"))
+
+
+def _is_whole(kind: onnx.TypeProto) -> bool:
+    """Whether a type says what it has to; one that is left empty says nothing."""
+    which = kind.WhichOneof("value")
+    return which is not None and (which != "tensor_type" or bool(kind.tensor_type.elem_type))

@@ -1,0 +1,115 @@
+"""Fills a piece with its weights: into files without reading them into memory, or into the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from modelexport.errors import FormatError
+from modelexport.graph import nested_graphs
+from modelexport.pieces.build import Piece
+from modelexport.tagged import wire
+from modelexport.tagged.files import external_location
+from modelexport.tagged.sidecar import encode_sidecar, sidecar_path
+from modelexport.tagged.staging import staging
+from modelexport.tagged.weights import DataFiles, initializer_fields
+
+_PAGE, _LARGE, _STEP = 4096, 1 << 20, 64
+"""Runtimes map large weights straight from the file, if they begin on a page."""
+
+
+class Weights(NamedTuple):
+    """Where the weights of a source are: the bytes of its file, and the folder of its data files."""
+
+    data: wire.Buffer
+    folder: Path
+
+
+def write(piece: Piece, weights: Weights, target: Path) -> None:
+    """Write the piece, its sidecar and, where the source has its weights outside, their data file: all or none."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(piece.proto)
+    with ExitStack() as stack:
+        stage = stack.enter_context(staging(target.parent))
+        files = stack.enter_context(DataFiles(weights.folder))
+        apart = list(_external_tensors(proto))
+        if apart:
+            name = f"{target.name}.data"
+            stage.place(stage.write("data", _laid_out(apart, files, name)), name)
+        if piece.sidecar is not None:
+            stage.place(stage.write("sidecar", [encode_sidecar(piece.sidecar)]), sidecar_path(target).name)
+        stage.place(stage.write("model", _bytes(proto, piece, weights.data)), target.name)
+        stage.commit()
+
+
+def loaded(piece: Piece, weights: Weights) -> onnx.ModelProto:
+    """The piece with all its weights in it."""
+    try:
+        proto = onnx.ModelProto()
+        proto.ParseFromString(b"".join(_bytes(piece.proto, piece, weights.data)))
+    except DecodeError as error:
+        raise FormatError("the piece does not fit into one model", hint="write it to a file") from error
+    with DataFiles(weights.folder) as files:
+        for tensor in _external_tensors(proto):
+            tensor.raw_data = bytes(files.values(tensor))
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+    return proto
+
+
+def _bytes(proto: onnx.ModelProto, piece: Piece, data: wire.Buffer) -> list[wire.Buffer]:
+    """The model as bytes, weights that lie inside the source as slices of it."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    del bare.graph.initializer[:]
+    tensors = list(proto.graph.initializer)
+    inside = {
+        place: number
+        for number, place in enumerate(piece.weights)
+        if place is not None and external_location(tensors[number]) is None
+    }
+    fields: list[wire.Buffer] = [
+        b"" if piece.weights[number] in inside else wire.initializer(tensor.SerializeToString())
+        for number, tensor in enumerate(tensors)
+    ]
+    if inside:
+        for place, field in enumerate(initializer_fields(data)):
+            if place in inside:
+                fields[inside[place]] = data[field.start : field.end]
+    return wire.with_initializers(bare.SerializeToString(), fields)
+
+
+def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The tensors whose values lie in data files, wherever they stand."""
+    graphs = [proto.graph]
+    for graph in graphs:
+        tensors = list(graph.initializer)
+        for node in graph.node:
+            graphs += [body for _, body in nested_graphs(node.attribute)]
+            for attribute in node.attribute:
+                tensors += [attribute.t] if attribute.HasField("t") else attribute.tensors
+        yield from (tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _laid_out(tensors: list[onnx.TensorProto], files: DataFiles, name: str) -> Iterator[wire.Buffer]:
+    """The values of these tensors one after the other; each tensor is told its new place."""
+    known: dict[tuple[str, ...], tuple[int, int]] = {}
+    end = 0
+    for tensor in tensors:
+        old = tuple(f"{entry.key}={entry.value}" for entry in tensor.external_data)
+        if old not in known:
+            values = files.values(tensor)
+            gap = -end % (_PAGE if len(values) >= _LARGE else _STEP)
+            yield bytes(gap)
+            yield values
+            known[old] = (end + gap, len(values))
+            end += gap + len(values)
+        offset, length = known[old]
+        del tensor.external_data[:]
+        for key, value in (("location", name), ("offset", offset), ("length", length)):
+            tensor.external_data.add(key=key, value=str(value))
