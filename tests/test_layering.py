@@ -22,6 +22,7 @@ ROOMS = [
     "attribution",
     "tagged",
     "analysis",
+    "pieces",
     "report",
     "markdown",
     "source",

@@ -21,6 +21,8 @@ PUBLIC = {
     "analyze",
     "compare",
     "export_model",
+    "extract",
+    "partition",
     "extract_module_subgraph",
     "load",
     "recommend_strategy",

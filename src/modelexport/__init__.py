@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from modelexport.analysis.subgraph import extract_module_subgraph
     from modelexport.analysis.validate import validate
     from modelexport.attribution.strategies import ExportStrategy, Strategy, register_strategy
+    from modelexport.pieces.extract import extract
+    from modelexport.pieces.partition import partition
     from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
     from modelexport.report import ExportReport
@@ -26,6 +28,8 @@ _HOMES = {
     "compare": ("modelexport.analysis.compare", "compare"),
     "extract_module_subgraph": ("modelexport.analysis.subgraph", "extract_module_subgraph"),
     "validate": ("modelexport.analysis.validate", "validate"),
+    "extract": ("modelexport.pieces.extract", "extract"),
+    "partition": ("modelexport.pieces.partition", "partition"),
     "ExportStrategy": ("modelexport.attribution.strategies", "ExportStrategy"),
     "Strategy": ("modelexport.attribution.strategies", "Strategy"),
     "register_strategy": ("modelexport.attribution.strategies", "register_strategy"),
@@ -50,8 +54,10 @@ __all__ = [
     "analyze",
     "compare",
     "export_model",
+    "extract",
     "extract_module_subgraph",
     "load",
+    "partition",
     "recommend_strategy",
     "register_strategy",
     "strip",

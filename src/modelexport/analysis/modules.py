@@ -59,23 +59,33 @@ def weight_owners(graph: Graph, tags: Sequence[NodeTag | None], lineage: Lineage
 
 
 class Borders:
-    """The tensors that enter and leave each module, in the order of the file; weights do not count."""
+    """The tensors that enter and leave each module, in the order of the file; weights and what is `held` do not count.
 
-    def __init__(self, graph: Graph, tags: Sequence[NodeTag | None], lineage: Lineage) -> None:
+    What a body is given comes from the node that holds it, and what it gives back goes there.
+    """
+
+    def __init__(
+        self, graph: Graph, tags: Sequence[NodeTag | None], lineage: Lineage, held: Iterable[str] = ()
+    ) -> None:
         self.inputs: dict[str, dict[str, None]] = {}
         self.outputs: dict[str, dict[str, None]] = {}
         self._lineage = lineage
-        weights = set(graph.initializers)
+        weights = {*graph.initializers, *held}
         modules = [None if tag is None else tag.hierarchy_module for tag in tags]
+        made_by = {name: modules[index] for index, node in enumerate(graph.nodes) for name in node.outputs}
+        for index, bodies in graph.bodies.items():
+            for body in bodies:
+                weights.update(body.initializers)
+                made_by.update(dict.fromkeys(body.inputs, modules[index]))
         for index, node in enumerate(graph.nodes):
             for name in node.inputs:
                 if name not in weights:
-                    producer = graph.producer.get(name)
-                    self._add(name, None if producer is None else modules[producer], modules[index])
-        for name in graph.outputs:
-            producer = graph.producer.get(name)
-            if producer is not None:
-                self._add(name, modules[producer], None)
+                    self._add(name, made_by.get(name), modules[index])
+        ends: list[tuple[str, str | None]] = [(name, None) for name in graph.outputs]
+        ends += [(name, modules[i]) for i, bodies in graph.bodies.items() for body in bodies for name in body.outputs]
+        for name, reader in ends:
+            if name in made_by:
+                self._add(name, made_by[name], reader)
 
     def _add(self, name: str, source: str | None, reader: str | None) -> None:
         """A tensor leaves every module that holds its producer and not its reader, and the other way round."""

@@ -16,6 +16,7 @@ _COMMANDS = {
     "analyze": ("modelexport.cli.analyze", "analyze_command"),
     "validate": ("modelexport.cli.validate", "validate_command"),
     "compare": ("modelexport.cli.compare", "compare_command"),
+    "extract": ("modelexport.cli.extract", "extract_command"),
     "strip": ("modelexport.cli.strip", "strip_command"),
     "demo": ("modelexport.cli.demo", "demo_command"),
 }

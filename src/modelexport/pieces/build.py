@@ -54,8 +54,9 @@ class Source(NamedTuple):
 
 def build(source: Source, cut: Cut, target: Target, name: str, part: int | None = None) -> Piece:
     """The piece as a model, called `name`; its large weights are yet to be filled in."""
-    source.types.of((*cut.inputs, *cut.outputs))  # in one go
-    fixed = source.types.fixed_values(cut.inputs)
+    end = cut.end(source.main)
+    source.types.of((*cut.inputs, *cut.outputs), end)  # in one go
+    fixed = source.types.fixed_values(cut.inputs, end)
     cut = cut._replace(inputs=tuple(border for border in cut.inputs if border.name not in fixed))
     renamed = _clashes(cut)
     proto = _frame(source.proto)
@@ -66,7 +67,7 @@ def build(source: Source, cut: Cut, target: Target, name: str, part: int | None 
     for place in cut.parts:
         tags += _copy_nodes(graph, place, renamed.get(id(place.level), {}))
         pulled += [node_key(place.level.prefix, number, place.level.nodes[number]) for number in place.pulled]
-    _add_borders(graph, cut, renamed, source.types)
+    _add_borders(graph, cut, renamed, source)
     weights = _add_weights(graph, cut, renamed)
     graph.initializer.extend(from_array(value, name) for name, value in fixed.items())
     _add_tensor_facts(graph, cut, renamed)
@@ -131,15 +132,8 @@ def _copy_nodes(graph: onnx.GraphProto, part: Part, renamed: Mapping[str, str]) 
         if renamed:
             _rename(node, renamed)
         tags.append(level.tags[place])
-        tags += [tag for body in level.bodies.get(place, ()) for tag in _tags_inside(body)]
+        tags += [tag for body in level.bodies.get(place, ()) for tag in body.tags_inside()]
     return tags
-
-
-def _tags_inside(level: Level) -> Iterator[codec.NodeTag | None]:
-    for place, tag in enumerate(level.tags):
-        yield tag
-        for body in level.bodies.get(place, ()):
-            yield from _tags_inside(body)
 
 
 def _rename(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
@@ -156,9 +150,9 @@ def _name(border: Border, renamed: Mapping[int, Mapping[str, str]]) -> str:
     return renamed.get(id(border.level), {}).get(border.name, border.name)
 
 
-def _add_borders(graph: onnx.GraphProto, cut: Cut, renamed: Mapping[int, Mapping[str, str]], types: Types) -> None:
+def _add_borders(graph: onnx.GraphProto, cut: Cut, renamed: Mapping[int, Mapping[str, str]], source: Source) -> None:
     for borders, values in ((cut.inputs, graph.input), (cut.outputs, graph.output)):
-        for border, value in zip(borders, types.of(borders), strict=True):
+        for border, value in zip(borders, source.types.of(borders, cut.end(source.main)), strict=True):
             value.name = _name(border, renamed)
             values.append(value)
 

@@ -34,6 +34,16 @@ class Cut(NamedTuple):
     outputs: tuple[Border, ...]
     weights: tuple[Border, ...]
 
+    def end(self, main: Level) -> int:
+        """One past the last node of the main graph that has to do with it."""
+        last = -1
+        for part in self.parts:
+            level, place = part.level, max((*part.members, *part.pulled))
+            while level.outer is not None:
+                level, place = level.outer, level.place
+            last = max(last, place)
+        return last + 1
+
 
 def whole(main: Level) -> Cut:
     """All of a model, as it is."""
@@ -164,16 +174,20 @@ def _home(flow: Flow, name: str) -> Level:
 
 
 def leaving_of(level: Level, places: Sequence[int], results: Collection[str]) -> list[str]:
-    """What others read of these nodes, or the graph gives back; failing that, what they make and do not read."""
+    """What others read of these nodes, or the graph gives back; failing that, what they make and do not read.
+
+    A constant that others read does not leave: they have it themselves.
+    """
     made = dict.fromkeys(name for place in places for name in level.nodes[place].output if name)
     own = set(places)
     ends = [value.name for value in level.graph.output if value.name in made]
     leaving = {*ends, *(name for name in results if name in made)}
     bodies = level.bodies
+    constant = level.flow(max(places) + 1).constant
     for place in range(min(places), len(level.nodes)):
         if place not in own:
             for name in level.reads(place) if place in bodies else level.nodes[place].input:
-                if name in made:
+                if name in made and name not in constant:
                     leaving.add(name)
     if not leaving:
         inside = {name for place in places for name in level.reads(place)}

@@ -29,6 +29,7 @@ from modelexport.tagged.sidecar import (
     sidecar_path,
 )
 from modelexport.tagged.staging import check_target
+from modelexport.tagged.weights import initializer_fields
 
 
 class Extracted(NamedTuple):
@@ -101,7 +102,8 @@ def opened(onnx_model: onnx.ModelProto | StrPath) -> Iterator[TaggedFile]:
 
 
 def _read(path: Path, data: bytes | memoryview) -> TaggedFile:
-    proto = parse(data, path)
+    fields = list(initializer_fields(data))
+    proto = parse(data, path, fields)
     records = _embedded(proto)
     sidecar = None if records is not None or not path.name else _sidecar(path)
     main = Level(proto.graph, by_doc_string())
@@ -113,7 +115,7 @@ def _read(path: Path, data: bytes | memoryview) -> TaggedFile:
     told: Embedded | Sidecar | None = records or sidecar
     modules = Modules({} if told is None else told.modules, (tag for level in main for tag in level.tags))
     return TaggedFile(
-        path, Source(path.name, proto, main, Types(proto, main), told), modules, Weights(data, path.parent)
+        path, Source(path.name, proto, main, Types(proto, main), told), modules, Weights(data, fields, path.parent)
     )
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx
 
 from modelexport.graph import nested_graphs
 from modelexport.tagged import codec
 
-Label = Callable[[str, int, onnx.NodeProto], codec.NodeTag | None]
-"""The tag of a node, given the prefix of its level and its place there."""
+Label = Callable[[str, Sequence[onnx.NodeProto]], list[codec.NodeTag | None]]
+"""The tags of the nodes of a level, given its prefix."""
 
 
 class Level:
@@ -29,13 +29,13 @@ class Level:
         self.outer = outer
         self.place = place
         self.nodes: list[onnx.NodeProto] = list(graph.node)
-        self.tags: list[codec.NodeTag | None] = []
+        self.tags = label(prefix, self.nodes)
         self.bodies: dict[int, list[Level]] = {}
         self._flow: Flow | None = None
         for position, node in enumerate(self.nodes):
-            self.tags.append(label(prefix, position, node))
-            if node.attribute:
-                nested = nested_graphs(node.attribute)
+            attributes = node.attribute
+            if attributes:
+                nested = nested_graphs(attributes)
                 if nested:
                     key = node_key(prefix, position, node)
                     self.bodies[position] = [
@@ -48,6 +48,13 @@ class Level:
         for bodies in self.bodies.values():
             for body in bodies:
                 yield from body
+
+    def tags_inside(self) -> Iterator[codec.NodeTag | None]:
+        """The tags of this level and of all inside it, in the order of the file: a node before those in its bodies."""
+        for position, tag in enumerate(self.tags):
+            yield tag
+            for body in self.bodies.get(position, ()):
+                yield from body.tags_inside()
 
     def reads(self, position: int) -> list[str]:
         """What a node reads: its inputs, and what its bodies take from around it."""
@@ -138,9 +145,14 @@ def is_repeatable(domain: str, op_type: str) -> bool:
 def by_doc_string() -> Label:
     """Tags as they stand in the nodes."""
     decode = functools.cache(codec.decode)
-    return lambda prefix, position, node: decode(node.doc_string)
+    return lambda prefix, nodes: [decode(node.doc_string) for node in nodes]
 
 
 def by_record(tags: Mapping[str, codec.NodeTag | None]) -> Label:
     """Tags from elsewhere, by the key of the node."""
-    return lambda prefix, position, node: tags.get(node_key(prefix, position, node))
+    return lambda prefix, nodes: [tags.get(node_key(prefix, place, node)) for place, node in enumerate(nodes)]
+
+
+def untagged(prefix: str, nodes: Sequence[onnx.NodeProto]) -> list[codec.NodeTag | None]:
+    """No tags, where nobody asks for them."""
+    return [None] * len(nodes)

@@ -13,7 +13,7 @@ import msgspec
 from modelexport.analysis.modules import Lineage
 from modelexport.attribution.status import Status
 from modelexport.errors import ArgumentError, ArgumentTypeError
-from modelexport.hierarchy.tree import is_within
+from modelexport.hierarchy.tree import is_within, join
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.sidecar import ModuleRecord
 
@@ -137,6 +137,17 @@ class Modules:
                 if call == -1:
                     return None
             path = path.rpartition(".")[0]
+
+    def child_call(self, path: str, call: int | None, parent: str) -> tuple[str, int | None]:
+        """The child of a module that another below it belongs to, and the call; one that never ran is looked into."""
+        below = path[len(parent) + 1 :].split(".") if parent else path.split(".")
+        child = parent
+        for name in below:
+            child = join(child, name)
+            if child not in self.records or self.records[child].calls:
+                break
+        calls = self.records[child].calls if child in self.records else 0
+        return child, self.call_within(path, call, child) if calls > 1 else None
 
     def holds(self, target: Target) -> functools._lru_cache_wrapper[bool]:
         """Whether a node with this tag belongs to a module, by its module and call."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import onnx
 from onnx import TensorProto
@@ -11,7 +11,7 @@ from onnx.numpy_helper import from_array
 from modelexport.errors import FormatError
 from modelexport.pieces.cut import Border
 from modelexport.pieces.folding import Value, known_values
-from modelexport.pieces.levels import Level
+from modelexport.pieces.levels import Level, untagged
 
 _WHOLE = {TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
 
@@ -25,23 +25,38 @@ class Types:
         self._told: dict[int, dict[str, onnx.TypeProto]] = {}
         self._inferred: dict[str, dict[str, onnx.TypeProto]] = {}
         self._tried: set[Border] = set()
+        self._whole: onnx.ModelProto | None = None
+        dims = (dim for value in proto.graph.input for dim in value.type.tensor_type.shape.dim)
+        self._symbols = {dim.dim_param for dim in dims if dim.dim_param}
 
-    def of(self, wanted: Iterable[Border]) -> list[onnx.ValueInfoProto]:
-        """Each tensor with its type."""
+    def of(self, wanted: Iterable[Border], end: int) -> list[onnx.ValueInfoProto]:
+        """Each tensor with its type; all are made before the node `end` of the main graph."""
         wanted = list(wanted)
-        missing = [border for border in wanted if border not in self._tried and not _has_shape(self._find(border))]
+        missing = [border for border in wanted if border not in self._tried and not self._is_settled(border)]
         if missing:
             self._tried.update(missing)
-            self._infer(missing)
+            self._infer(missing, end)
         return [onnx.ValueInfoProto(name=border.name, type=self._known(border)) for border in wanted]
 
-    def fixed_values(self, wanted: Iterable[Border]) -> dict[str, Value]:
+    def _is_settled(self, border: Border) -> bool:
+        """Whether a shape is told by the file, or inferred whole: numbers, and names that the inputs have."""
+        found = self._find(border)
+        if found is None or not _has_shape(found):
+            return False
+        if found is self._told_by_file(border.level).get(border.name):
+            return True
+        dims = found.tensor_type.shape.dim
+        return all(dim.HasField("dim_value") or dim.dim_param in self._symbols for dim in dims)
+
+    def fixed_values(self, wanted: Iterable[Border], end: int) -> dict[str, Value]:
         """The values of those tensors of the main graph that follow from fixed shapes, though inputs stand behind."""
         sizes = [border for border in wanted if self._may_be_sizes(border)]
         if not sizes:
             return {}
-        nodes = self._main.nodes[: self._end(sizes)]
-        types = {**self._inferred.get("", {}), **self._told.get(id(self._main), {})}
+        types = {**self._inferred.get("", {}), **self._told_by_file(self._main)}
+        if self._whole is not None:
+            types.update(_declared(self._whole.graph))
+        nodes = self._main.nodes[:end]
         values = known_values(nodes, self._main.graph.initializer, types, self._proto.opset_import)
         return {border.name: values[border.name] for border in sizes if border.name in values}
 
@@ -64,9 +79,7 @@ class Types:
     def _find(self, border: Border) -> onnx.TypeProto | None:
         level: Level | None = border.level
         while level is not None:
-            if id(level) not in self._told:
-                self._told[id(level)] = dict(_declared(level.graph))
-            told = self._told[id(level)].get(border.name)
+            told = self._told_by_file(level).get(border.name)
             if not _has_shape(told):
                 told = self._inferred.get(level.prefix, {}).get(border.name, told)
             if told is not None:
@@ -74,18 +87,39 @@ class Types:
             level = level.outer
         return None
 
-    def _infer(self, missing: list[Border]) -> None:
-        """Infer types up to the last node that makes one of these; where ONNX gives up on a shape, work out sizes."""
-        bare = self._bare(self._end(missing))
+    def _told_by_file(self, level: Level) -> dict[str, onnx.TypeProto]:
+        if id(level) not in self._told:
+            self._told[id(level)] = dict(_declared(level.graph))
+        return self._told[id(level)]
+
+    def _infer(self, missing: list[Border], end: int) -> None:
+        """Infer types up to a node; where ONNX gives up on a shape, work out sizes."""
+        bare = self._bare(end)
         while True:
             try:
                 done = onnx.shape_inference.infer_shapes(bare, data_prop=True)
             except Exception as error:  # inference and its checks raise several unrelated kinds
                 raise FormatError(f"shape inference fails on this file: {error}") from error
-            for level in Level(done.graph, lambda prefix, position, node: None):
-                self._inferred.setdefault(level.prefix, {}).update(_declared(level.graph))
-            if all(_has_shape(self._find(border)) for border in missing) or not self._fold(bare):
+            self._note(done, {border.name for border in missing})
+            if all(self._is_settled(border) for border in missing) or not self._fold(bare):
                 return
+
+    def _note(self, done: onnx.ModelProto, wanted: set[str]) -> None:
+        """Keep what was inferred of these tensors, in the main graph and those inside it."""
+        self._whole = done
+        levels = Level(done.graph, untagged) if self._main.bodies else ()
+        for prefix, graph in (("", done.graph), *((level.prefix, level.graph) for level in levels)):
+            found = self._inferred.setdefault(prefix, {})
+            for name, kind in _declared(graph, wanted):
+                self._unname(kind)
+                if _has_shape(kind) or name not in found:
+                    found[name] = kind
+
+    def _unname(self, kind: onnx.TypeProto) -> None:
+        """Take away the names that inference makes up for sizes which it does not know."""
+        for dim in kind.tensor_type.shape.dim if _has_shape(kind) and kind.HasField("tensor_type") else ():
+            if dim.dim_param and dim.dim_param not in self._symbols:
+                dim.ClearField("dim_param")
 
     def _bare(self, end: int) -> onnx.ModelProto:
         """The model up to a node, without what inference does not look at."""
@@ -107,7 +141,8 @@ class Types:
     def _fold(self, bare: onnx.ModelProto) -> bool:
         """Put values in the place of nodes that follow from constants and fixed shapes; whether there were any new."""
         graph = bare.graph
-        values = known_values(graph.node, graph.initializer, self._inferred[""], bare.opset_import)
+        types = {} if self._whole is None else dict(_declared(self._whole.graph))
+        values = known_values(graph.node, graph.initializer, types, bare.opset_import)
         left = [node for node in graph.node if not all(name in values for name in node.output if name)]
         if len(left) == len(graph.node):
             return False
@@ -119,27 +154,13 @@ class Types:
         graph.node.extend(kept.node)
         return True
 
-    def _end(self, missing: list[Border]) -> int:
-        """One past the last node of the main graph that has to do with one of these."""
-        at_top = {border.name for border in missing if border.level is self._main}
-        last = 0
-        for border in missing:
-            level = border.level
-            while level.outer is not None:
-                last = max(last, level.place + 1 if level.outer is self._main else 0)
-                level = level.outer
-        nodes = self._main.nodes
-        for place in reversed(range(last, len(nodes)) if at_top else ()):
-            if not at_top.isdisjoint(nodes[place].output):
-                return place + 1
-        return last
 
-
-def _declared(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:
+def _declared(graph: onnx.GraphProto, wanted: Container[str] | None = None) -> Iterator[tuple[str, onnx.TypeProto]]:
     for values in (graph.value_info, graph.input, graph.output):
         for value in values:
-            if _is_whole(value.type):
-                yield value.name, value.type
+            name = value.name
+            if (wanted is None or name in wanted) and _is_whole(value.type):
+                yield name, value.type
 
 
 def _has_shape(kind: onnx.TypeProto | None) -> bool:

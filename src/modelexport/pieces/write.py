@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -17,17 +17,23 @@ from modelexport.tagged import wire
 from modelexport.tagged.files import external_location
 from modelexport.tagged.sidecar import encode_sidecar, sidecar_path
 from modelexport.tagged.staging import staging
-from modelexport.tagged.weights import DataFiles, initializer_fields
+from modelexport.tagged.weights import DataFiles
 
 _PAGE, _LARGE, _STEP = 4096, 1 << 20, 64
 """Runtimes map large weights straight from the file, if they begin on a page."""
 
 
 class Weights(NamedTuple):
-    """Where the weights of a source are: the bytes of its file, and the folder of its data files."""
+    """Where the weights of a source are: its file, the initializers in it, and the folder of its data files."""
 
     data: wire.Buffer
+    fields: Sequence[wire.Field]
     folder: Path
+
+    def inside(self, place: int) -> wire.Buffer:
+        """An initializer of the main graph as it stands in the file."""
+        field = self.fields[place]
+        return self.data[field.start : field.end]
 
 
 def write(piece: Piece, weights: Weights, target: Path) -> None:
@@ -43,7 +49,7 @@ def write(piece: Piece, weights: Weights, target: Path) -> None:
             stage.place(stage.write("data", _laid_out(apart, files, name)), name)
         if piece.sidecar is not None:
             stage.place(stage.write("sidecar", [encode_sidecar(piece.sidecar)]), sidecar_path(target).name)
-        stage.place(stage.write("model", _bytes(proto, piece, weights.data)), target.name)
+        stage.place(stage.write("model", _bytes(proto, piece, weights)), target.name)
         stage.commit()
 
 
@@ -51,7 +57,7 @@ def loaded(piece: Piece, weights: Weights) -> onnx.ModelProto:
     """The piece with all its weights in it."""
     try:
         proto = onnx.ModelProto()
-        proto.ParseFromString(b"".join(_bytes(piece.proto, piece, weights.data)))
+        proto.ParseFromString(b"".join(_bytes(piece.proto, piece, weights)))
     except DecodeError as error:
         raise FormatError("the piece does not fit into one model", hint="write it to a file") from error
     with DataFiles(weights.folder) as files:
@@ -62,26 +68,18 @@ def loaded(piece: Piece, weights: Weights) -> onnx.ModelProto:
     return proto
 
 
-def _bytes(proto: onnx.ModelProto, piece: Piece, data: wire.Buffer) -> list[wire.Buffer]:
+def _bytes(proto: onnx.ModelProto, piece: Piece, weights: Weights) -> list[wire.Buffer]:
     """The model as bytes, weights that lie inside the source as slices of it."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.graph.initializer[:]
-    tensors = list(proto.graph.initializer)
-    inside = {
-        place: number
-        for number, place in enumerate(piece.weights)
-        if place is not None and external_location(tensors[number]) is None
-    }
-    fields: list[wire.Buffer] = [
-        b"" if piece.weights[number] in inside else wire.initializer(tensor.SerializeToString())
-        for number, tensor in enumerate(tensors)
+    added = [
+        wire.initializer(tensor.SerializeToString())
+        if place is None or external_location(tensor) is not None
+        else weights.inside(place)
+        for tensor, place in zip(proto.graph.initializer, piece.weights, strict=True)
     ]
-    if inside:
-        for place, field in enumerate(initializer_fields(data)):
-            if place in inside:
-                fields[inside[place]] = data[field.start : field.end]
-    return wire.with_initializers(bare.SerializeToString(), fields)
+    return wire.with_initializers(bare.SerializeToString(), added)
 
 
 def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

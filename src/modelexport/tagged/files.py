@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -17,11 +17,11 @@ from modelexport.tagged import wire
 StrPath = str | os.PathLike[str]
 
 
-def parse(data: wire.Buffer, path: Path) -> onnx.ModelProto:
-    """The model in these bytes without the values of its large weights."""
+def parse(data: wire.Buffer, path: Path, weights: Sequence[wire.Field] | None = None) -> onnx.ModelProto:
+    """The model in these bytes without the values of its large weights; their fields may be known already."""
     try:
         proto = onnx.ModelProto()
-        proto.ParseFromString(wire.without_payload(data))
+        proto.ParseFromString(wire.without_payload(data, weights))
     except (DecodeError, FormatError) as error:
         raise FormatError(f"{path} is not an ONNX model", hint="it is cut short, or another kind of file") from error
     if not proto.HasField("graph"):

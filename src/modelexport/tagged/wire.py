@@ -6,7 +6,7 @@ of every initializer; an edit replaces the few bytes it concerns and keeps all o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from modelexport.errors import FormatError
@@ -59,22 +59,26 @@ def fields(data: Buffer, position: int, end: int) -> Iterator[Field]:
         yield Field(key >> 3, kind, start, body, position)
 
 
-def without_payload(data: Buffer) -> bytes:
-    """The same model with every initializer above 1 KiB emptied of its values; names, types and shapes stay."""
+def without_payload(data: Buffer, weights: Sequence[Field] | None = None) -> bytes:
+    """The same model with every initializer above 1 KiB emptied of its values; names, types and shapes stay.
+
+    `weights` are the fields of all initializers, where they are known already.
+    """
     parts: list[Buffer] = []
     for field in fields(data, 0, len(data)):
         if field.number == _MODEL_GRAPH and field.kind == _BYTES:
-            parts += _delimited(_MODEL_GRAPH, _emptied_graph(data, field))
+            found = initializers(data, field) if weights is None else weights
+            parts += _delimited(_MODEL_GRAPH, _emptied_graph(data, field, found))
         else:
             parts.append(data[field.start : field.end])
     return b"".join(parts)
 
 
-def _emptied_graph(data: Buffer, graph: Field) -> list[Buffer]:
+def _emptied_graph(data: Buffer, graph: Field, weights: Iterable[Field]) -> list[Buffer]:
     parts: list[Buffer] = []
     kept_from = graph.body
-    for field in initializers(data, graph):
-        if field.end - field.body <= _SMALL_TENSOR:
+    for field in weights:
+        if field.end - field.body <= _SMALL_TENSOR or not graph.body <= field.start < graph.end:
             continue
         parts.append(data[kept_from : field.start])
         parts += _delimited(_GRAPH_INITIALIZER, _without_values(data, field))

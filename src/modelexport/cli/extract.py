@@ -1,0 +1,72 @@
+"""`modelexport extract`: one module of a tagged file as a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.console import RenderableType
+
+from modelexport.cli.render import line, listed, plural, show, tensor, waiting
+from modelexport.pieces.extract import extract
+from modelexport.pieces.listing import Extractable, extractable
+from modelexport.tagged.sidecar import PieceRecord, sidecar_path
+from modelexport.tagged.staging import check_target
+
+_MOST = 8
+
+
+@click.command("extract", short_help="One module as a runnable model.")
+@click.argument("onnx", type=click.Path(path_type=Path))
+@click.argument("module", required=False)
+@click.argument("out", required=False, type=click.Path(path_type=Path))
+@click.option("--call", type=int, metavar="K", help="Only one call of a module that ran more than once, from 0.")
+@click.option("--list", "list_", is_flag=True, help="Show what can be extracted: nodes, inputs and outputs.")
+def extract_command(onnx: Path, module: str | None, out: Path | None, call: int | None, list_: bool) -> None:
+    """Write the nodes of MODULE to OUT (a .onnx file): a model that runs by itself, with its tags and sidecar.
+
+    MODULE is a tag, a module path ("" is the root) or a glob that matches one. What enters the module becomes
+    its inputs, what leaves it its outputs; weights come along, and so do constants from outside.
+
+    \b
+    Examples:
+      modelexport extract bert.onnx --list
+      modelexport extract bert.onnx encoder.layer.0 layer0.onnx
+      modelexport extract bert.onnx '/BertModel/BertPooler' pooler.onnx
+    """
+    if list_:
+        if out is not None or call is not None:
+            raise click.UsageError("--list shows, and writes nothing: leave OUT and --call out")
+        with waiting(f"read {onnx.name}"):
+            found = extractable(onnx, module)
+        show(_listing(onnx, found))
+        return
+    if module is None or out is None:
+        raise click.UsageError("name a MODULE and the file OUT to write; --list shows the modules")
+    check_target(out)
+    with waiting(f"extract {module}"):
+        record = extract(onnx, module, out, call=call).record
+    show(_summary(out, record))
+
+
+def _listing(onnx: Path, found: list[Extractable]) -> Iterator[RenderableType]:
+    yield line(f"{onnx}: {plural(len(found), 'module')} can be extracted")
+    for module in found:
+        yield ""
+        calls = f", {module.calls} calls" if module.calls > 1 else ""
+        kind = f"  {module.class_.rpartition('.')[2]}" if module.class_ else ""
+        yield line(f"{module.module or '(root)'}{kind}, {plural(module.nodes, 'node')}{calls}")
+        yield line(f"takes {listed(map(tensor, module.inputs), _MOST) or 'nothing'}", 2)
+        yield line(f"gives {listed(map(tensor, module.outputs), _MOST)}", 2)
+
+
+def _summary(out: Path, record: PieceRecord) -> Iterator[RenderableType]:
+    pulled = f", and {plural(len(record.pulled_in), 'constant')} from outside" if record.pulled_in else ""
+    call = "" if record.call is None else f", call {record.call}"
+    yield line(f"{out}: {record.module or '(root)'}{call}, {plural(record.nodes, 'node')}{pulled}")
+    yield line(f"takes {listed(map(tensor, record.inputs), _MOST) or 'nothing'}", 2)
+    yield line(f"gives {listed(map(tensor, record.outputs), _MOST)}", 2)
+    for path in (out.with_name(f"{out.name}.data"), sidecar_path(out)):
+        if path.exists():
+            yield line(f"with {path.name}", 2)
