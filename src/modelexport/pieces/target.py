@@ -117,6 +117,12 @@ class Modules:
         hint = f"{above or 'the root'} is the nearest module around it that has nodes"
         return ArgumentError(f"{name} has no nodes{why}", hint=hint)
 
+    def carried_tag(self, path: str) -> str | None:
+        """A module's own tag, or that of the nearest module above it that has one."""
+        while path and self.tags.get(path) is None:
+            path = path.rpartition(".")[0]
+        return self.tags.get(path)
+
     def results(self, target: Target) -> set[str]:
         """The tensors that a module returned, in the call that is meant or in all."""
         record = self.records.get(target.path)

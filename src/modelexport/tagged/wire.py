@@ -15,7 +15,7 @@ Buffer = bytes | memoryview
 
 # Field numbers of onnx.proto, fixed by the ONNX specification.
 _MODEL_GRAPH, _MODEL_METADATA, _MODEL_FUNCTIONS = 7, 14, 25
-_GRAPH_NODE, _GRAPH_INITIALIZER = 1, 5
+_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_OUTPUT = 1, 5, 12
 _FUNCTION_NODE = 7
 _NODE_ATTRIBUTE, _NODE_DOC = 5, 6
 _ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
@@ -162,6 +162,18 @@ def with_initializers(data: Buffer, added: list[Buffer]) -> list[Buffer]:
             inside = fields(data, field.body, field.end)
             place = next((f.start for f in inside if f.number > _GRAPH_INITIALIZER), field.end)
             pieces += _delimited(_MODEL_GRAPH, [data[field.body : place], *added, data[place : field.end]])
+        else:
+            pieces.append(data[field.start : field.end])
+    return pieces
+
+
+def with_outputs(data: Buffer, names: Iterable[str]) -> list[Buffer]:
+    """The model with these tensors of its main graph as further outputs."""
+    added = [piece for name in names for piece in _delimited(_GRAPH_OUTPUT, _delimited(1, [name.encode()]))]
+    pieces: list[Buffer] = []
+    for field in fields(data, 0, len(data)):
+        if field.number == _MODEL_GRAPH and field.kind == _BYTES:
+            pieces += _delimited(_MODEL_GRAPH, [data[field.body : field.end], *added])
         else:
             pieces.append(data[field.start : field.end])
     return pieces

@@ -1,0 +1,71 @@
+"""A model's example inputs as the inputs of its ONNX file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import torch
+from torch import nn
+
+from modelexport.baseline.calling import ModelInputs
+from modelexport.errors import ArgumentError
+from modelexport.hierarchy.capture import forward_args, tensors_in
+from modelexport.parity.measure import Array, kind
+from modelexport.tagged.build import tensor_infos
+
+
+def feeds_for(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) -> dict[str, Array]:
+    """By name where the file has the names of forward's arguments, else in order; exporters leave unused ones out."""
+    weights = {tensor.name for tensor in graph.initializer}
+    wanted = [value for value in graph.input if value.name not in weights]
+    positional = dict(zip(forward_args(model), inputs.args, strict=False))
+    by_name = {name: _array(v) for name, v in {**positional, **inputs.kwargs}.items() if isinstance(v, torch.Tensor)}
+    if all(value.name in by_name for value in wanted):
+        found = {value.name: by_name[value.name] for value in wanted}
+    else:
+        given = [_array(tensor) for tensor in tensors_in((inputs.args, list(inputs.kwargs.values())))]
+        found = _in_order(wanted, given)
+    for value in wanted:
+        if value.name not in found or not _fits(value, found[value.name], only_shape=True):
+            raise _no_fit(value, found.get(value.name))
+    return found
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    plain = tensor.detach().cpu()
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+
+
+def _in_order(wanted: list[Any], given: list[Array]) -> dict[str, Array]:
+    if len(wanted) == len(given):
+        return {value.name: array for value, array in zip(wanted, given, strict=True)}
+    found: dict[str, Array] = {}
+    rest = list(given)
+    for value in wanted:
+        place = next((place for place, array in enumerate(rest) if _fits(value, array)), None)
+        if place is not None:
+            found[value.name] = rest.pop(place)
+            del rest[:place]
+    return found
+
+
+def _fits(value: onnx.ValueInfoProto, array: Array, only_shape: bool = False) -> bool:
+    tensor = value.type.tensor_type
+    dims = tensor.shape.dim
+    if len(dims) != array.ndim or any(
+        dim.HasField("dim_value") and dim.dim_value != size for dim, size in zip(dims, array.shape, strict=True)
+    ):
+        return False
+    if only_shape:
+        return True
+    stand_in = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    return kind(array) == kind(array.astype(stand_in))
+
+
+def _no_fit(value: onnx.ValueInfoProto, array: Array | None) -> ArgumentError:
+    (info,) = tensor_infos([value])
+    dims = ",".join("?" if dim is None else str(dim) for dim in info.shape)
+    given = "and none is given" if array is None else f"what is given is [{','.join(map(str, array.shape))}]"
+    hint = "use the inputs that the file was exported with"
+    return ArgumentError(f"the file's input {value.name!r} is [{dims}], {given}", hint=hint)

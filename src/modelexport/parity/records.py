@@ -1,0 +1,78 @@
+"""The records of a verification."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Outcome(enum.StrEnum):
+    """What came of comparing one call of one module."""
+
+    AGREES = "agrees"
+    DIFFERS = "differs"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    ABSORBED = "absorbed"
+    UNKNOWN = "not found"
+    NOTHING = "no tensor"
+
+
+FAILED = frozenset({Outcome.DIFFERS, Outcome.SHAPE, Outcome.DTYPE})
+
+
+class Blame(enum.StrEnum):
+    """Where a difference comes from.
+
+    `caused here`: given PyTorch's own inputs, it still differs. `caused inside`: a module inside it
+    does. `inherited`: given PyTorch's own inputs it agrees. `unclear`: it could not be run by itself.
+    """
+
+    HERE = "caused here"
+    INSIDE = "caused inside"
+    INHERITED = "inherited"
+    UNCLEAR = "unclear"
+
+
+class TensorParity(msgspec.Struct, frozen=True):
+    """One tensor that a module returned, against the tensor of the file that it should be."""
+
+    tensor: str
+    expected: str
+    found: str
+    max_abs: float | None
+    max_rel: float | None
+    cosine: float | None
+    within: bool
+
+
+class ModuleParity(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+    """One call of a module; the differences are the greatest of its tensors."""
+
+    module: str
+    tag: str | None
+    class_: str
+    call: int | None
+    outcome: Outcome
+    blame: Blame | None
+    max_abs: float | None
+    max_rel: float | None
+    cosine: float | None
+    note: str | None
+    tensors: tuple[TensorParity, ...]
+
+
+class Verification(msgspec.Struct, frozen=True):
+    """The whole answer. `modules` is in the order in which the calls finished: the first that differs did so first."""
+
+    file: str
+    atol: float
+    rtol: float
+    agrees: bool
+    first: str | None
+    """The module that differs first."""
+    causes: tuple[str, ...]
+    """The modules that differ though they are given PyTorch's own inputs."""
+    outcomes: dict[str, int]
+    modules: tuple[ModuleParity, ...]

@@ -1,0 +1,206 @@
+"""verify(): one run of PyTorch, one of ONNX Runtime, and what each module returned in both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from modelexport.analysis.selection import Selection
+from modelexport.baseline.calling import ModelInputs, in_signature_order, read_inputs
+from modelexport.collector import collector_paused
+from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.parity.eager import EagerCall, run_eagerly
+from modelexport.parity.feeds import feeds_for
+from modelexport.parity.measure import Array, Difference, Tolerance, difference, kind
+from modelexport.parity.pairs import Pair, PairedCall, Pairing
+from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, TensorParity, Verification
+from modelexport.parity.runtime import check_runtime, run_exposed
+from modelexport.parity.suspects import Judge, Suspect
+from modelexport.pieces.extract import TaggedFile, opened
+from modelexport.tagged.files import StrPath, as_path
+
+
+def verify(
+    model: nn.Module | ExportedProgram,
+    example_inputs: Any,
+    onnx_path: StrPath,
+    *,
+    atol: float = Tolerance().atol,
+    rtol: float = Tolerance().rtol,
+    module: str | None = None,
+    on_step: Callable[[str], None] | None = None,
+) -> Verification:
+    """Compare an ONNX file with the PyTorch model, module by module.
+
+    Each runs once: PyTorch with hooks, the file in ONNX Runtime with the modules' results as outputs.
+    A value may differ by `atol` and by `rtol` times itself. Modules that differ are run again by
+    themselves on PyTorch's own inputs, which tells the one that causes a difference from those that
+    inherit it. `module` narrows the answer to a tag, a module path or a glob. The file may have been
+    changed since its export, to another precision for example: what is still in it by name is compared.
+    """
+    tolerance = _tolerance(atol, rtol)
+    path = as_path(onnx_path)
+    step = on_step or (lambda _: None)
+    live, inputs = _check(model, example_inputs)
+    check_runtime()
+    with collector_paused(), opened(path) as file:
+        step("run the PyTorch model")
+        feeds = feeds_for(file.source.proto.graph, live, inputs)
+        calls = list(Pairing(file).of(run_eagerly(live, inputs)))
+        wanted = _narrowed(file, calls, module)
+        step("run the ONNX file")
+
+        def fetch(names: set[str]) -> dict[str, Array]:
+            own = {value.name for value in file.source.main.graph.output}
+            values = run_exposed(file.weights.data, path.parent, feeds, sorted(names - own - feeds.keys()))
+            return {**feeds, **values}
+
+        values = fetch({name for paired in calls for pair in paired.pairs for name in pair.names})
+        compared = [(paired, _compare(paired, values, tolerance)) for paired in wanted]
+        blames = _blames(file, calls, compared, feeds, tolerance, fetch, step)
+    modules = tuple(_record(file, paired, found, blames.get(id(paired))) for paired, found in compared)
+    return _verification(path, tolerance, modules)
+
+
+def _tolerance(atol: float, rtol: float) -> Tolerance:
+    for name, value in (("atol", atol), ("rtol", rtol)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ArgumentTypeError(f"{name} is a {type(value).__name__}", hint="pass a number")
+        if not 0 <= value < float("inf"):
+            raise ArgumentError(f"{name} is {value}", hint="it cannot be negative, nor without end")
+    return Tolerance(float(atol), float(rtol))
+
+
+def _check(model: object, example_inputs: Any) -> tuple[nn.Module, ModelInputs]:
+    if isinstance(model, ExportedProgram):
+        args, kwargs = model.example_inputs or ((), {})
+        given = ModelInputs(tuple(args), dict(kwargs)) if example_inputs is None else read_inputs(example_inputs)
+        return model.module(), given
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(
+            f"the model is a {type(model).__name__}, not a torch.nn.Module", hint="pass the model that was exported"
+        )
+    return model, in_signature_order(model, read_inputs(example_inputs))
+
+
+def _narrowed(file: TaggedFile, calls: list[PairedCall], module: str | None) -> list[PairedCall]:
+    if module is None:
+        return calls
+    selection = Selection(module, (), dict(file.modules.records))
+    wanted = [p for p in calls if selection.has_module(p.call.path, file.modules.carried_tag(p.call.path))]
+    if not wanted:
+        file.modules.find(module)  # says what is near, if nothing is called so
+        raise ArgumentError(f"{module!r} did not run", hint="leave --module out")
+    return wanted
+
+
+Found = list[tuple[TensorParity, Array, str | None]]
+"""For each tensor of a call the comparison, PyTorch's value, and the name in the file."""
+
+
+def _compare(paired: PairedCall, values: Mapping[str, Array], tolerance: Tolerance) -> Found:
+    return [_compare_one(pair, values, tolerance) for pair in paired.pairs]
+
+
+def _compare_one(
+    pair: Pair, values: Mapping[str, Array], tolerance: Tolerance
+) -> tuple[TensorParity, Array, str | None]:
+    expected = _told(pair.expected)
+    names = [name for name in pair.names if name in values]
+    if len(names) > 1:  # not recorded, only what leaves the module: the one that is closest
+        alike = [name for name in names if values[name].shape == pair.expected.shape]
+        names = sorted(alike, key=lambda name: difference(pair.expected, values[name], tolerance).max_abs)
+    if not names:
+        return TensorParity("", expected, "", None, None, None, within=True), pair.expected, None
+    value = values[names[0]]
+    if value.shape != pair.expected.shape or kind(value) != kind(pair.expected):
+        return TensorParity(names[0], expected, _told(value), None, None, None, within=False), pair.expected, names[0]
+    found: Difference = difference(pair.expected, value, tolerance)
+    told = TensorParity(names[0], expected, _told(value), found.max_abs, found.max_rel, found.cosine, found.within)
+    return told, pair.expected, names[0]
+
+
+def _told(value: Array) -> str:
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def _blames(
+    file: TaggedFile,
+    calls: list[PairedCall],
+    compared: list[tuple[PairedCall, Found]],
+    feeds: Mapping[str, Array],
+    tolerance: Tolerance,
+    fetch: Callable[[set[str]], dict[str, Array]],
+    step: Callable[[str], None],
+) -> dict[int, Blame]:
+    suspects: list[Suspect] = []
+    for paired, found in compared:
+        wrong = {name: value for told, value, name in found if name is not None and not told.within}
+        if wrong:
+            suspects.append((paired, wrong))
+    if not suspects:
+        return {}
+    step(f"run {len(suspects)} modules that differ by themselves")
+    known: dict[str, Array] = dict(feeds)
+    for paired in calls:
+        for pair in paired.pairs:
+            if len(pair.names) == 1:
+                known.setdefault(pair.names[0], pair.expected)
+    blames = Judge(file, known, tolerance).blame(suspects, fetch)
+    return {id(paired): blame for (paired, _), blame in zip(suspects, blames, strict=True)}
+
+
+def _record(file: TaggedFile, paired: PairedCall, found: Found, blame: Blame | None) -> ModuleParity:
+    call: EagerCall = paired.call
+    record = file.modules.records.get(call.path)
+    tensors = tuple(told for told, _, name in found if name is not None)
+    outcome, note = _outcome(paired, found, tensors)
+    numbers = [told for told in tensors if told.max_abs is not None]
+    return ModuleParity(
+        module=call.path,
+        tag=file.modules.tags.get(call.path),
+        class_="" if record is None else record.class_,
+        call=call.index if record is not None and record.calls > 1 else None,
+        outcome=outcome,
+        blame=blame,
+        max_abs=max((told.max_abs for told in numbers if told.max_abs is not None), default=None),
+        max_rel=max((told.max_rel for told in numbers if told.max_rel is not None), default=None),
+        cosine=min((told.cosine for told in numbers if told.cosine is not None), default=None),
+        note=note,
+        tensors=tensors,
+    )
+
+
+def _outcome(paired: PairedCall, found: Found, tensors: tuple[TensorParity, ...]) -> tuple[Outcome, str | None]:
+    if paired.absorbed:
+        return Outcome.ABSORBED, None
+    if not found:
+        return Outcome.NOTHING, None
+    if not tensors:
+        return Outcome.UNKNOWN, "its result is not in the file, or not by a name that is known"
+    odd = next((told for told in tensors if told.max_abs is None), None)
+    if odd is not None:
+        same_shape = odd.expected.partition("[")[2] == odd.found.partition("[")[2]
+        return (Outcome.DTYPE if same_shape else Outcome.SHAPE), f"{odd.found}, not {odd.expected}"
+    other = next((told for told in tensors if told.found != told.expected), None)
+    note = None if other is None else f"{other.found.partition('[')[0]} for {other.expected.partition('[')[0]}"
+    return (Outcome.AGREES if all(told.within for told in tensors) else Outcome.DIFFERS), note
+
+
+def _verification(path: Path, tolerance: Tolerance, modules: tuple[ModuleParity, ...]) -> Verification:
+    failed = [found for found in modules if found.outcome in FAILED]
+    return Verification(
+        file=path.name,
+        atol=tolerance.atol,
+        rtol=tolerance.rtol,
+        agrees=not failed,
+        first=failed[0].module if failed else None,
+        causes=tuple(dict.fromkeys(found.module for found in failed if found.blame == Blame.HERE)),
+        outcomes=dict(Counter(str(found.outcome) for found in modules)),
+        modules=modules,
+    )
