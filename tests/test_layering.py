@@ -27,6 +27,7 @@ ROOMS = [
     "markdown",
     "source",
     "pipeline",
+    "parity",
     "cli",
 ]
 """Each room may import from itself and from those before it."""
@@ -51,6 +52,9 @@ TORCH_FILES = {
     "source/prepare.py",
     "source/second_size.py",
     "pipeline.py",
+    "parity/eager.py",
+    "parity/feeds.py",
+    "parity/verify.py",
 }
 HEAVY = ("torch", "transformers", "onnxruntime")
 

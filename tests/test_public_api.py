@@ -29,6 +29,7 @@ PUBLIC = {
     "register_strategy",
     "strip",
     "validate",
+    "verify",
 }
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from modelexport.analysis.subgraph import extract_module_subgraph
     from modelexport.analysis.validate import validate
     from modelexport.attribution.strategies import ExportStrategy, Strategy, register_strategy
+    from modelexport.parity.verify import verify
     from modelexport.pieces.extract import extract
     from modelexport.pieces.partition import partition
     from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
@@ -28,6 +29,7 @@ _HOMES = {
     "compare": ("modelexport.analysis.compare", "compare"),
     "extract_module_subgraph": ("modelexport.analysis.subgraph", "extract_module_subgraph"),
     "validate": ("modelexport.analysis.validate", "validate"),
+    "verify": ("modelexport.parity.verify", "verify"),
     "extract": ("modelexport.pieces.extract", "extract"),
     "partition": ("modelexport.pieces.partition", "partition"),
     "ExportStrategy": ("modelexport.attribution.strategies", "ExportStrategy"),
@@ -62,6 +64,7 @@ __all__ = [
     "register_strategy",
     "strip",
     "validate",
+    "verify",
 ]
 
 

@@ -40,6 +40,7 @@ from modelexport.tagged.files import StrPath, parse
 from modelexport.tagged.sidecar import (
     ExportRecord,
     ModelRecord,
+    SourceOptions,
     encode_sidecar,
     sidecar_path,
 )
@@ -74,6 +75,7 @@ def export_model(
     fx_graph: StrPath | None = None,
     source: str | None = None,
     inputs_from: str | None = None,
+    source_options: SourceOptions | None = None,
     seed: int | None = None,
     on_step: Callable[[str], None] | None = None,
 ) -> ExportReport:
@@ -132,6 +134,7 @@ def export_model(
                 fallback_reason=reason,
                 seed=seed,
                 inputs_from=inputs_from,
+                source_options=source_options,
                 inputs=tensor_infos(proto.graph.input),
                 outputs=tensor_infos(proto.graph.output),
                 dropped_outputs=baseline.dropped_outputs,

@@ -9,28 +9,14 @@ from pathlib import Path
 
 import click
 
+from modelexport.cli.inputs import input_options
 from modelexport.cli.render import note, progress
 from modelexport.cli.summary import show_summary
 from modelexport.errors import ModelRunError, SourceError
+from modelexport.tagged.sidecar import SourceOptions
 from modelexport.tagged.staging import check_target
 
 _SEED = 0
-
-
-class _Shape(click.ParamType[tuple[str, tuple[int, ...]]]):
-    name = "[NAME=]N,N,..."
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, tuple[int, ...]]:
-        name, _, sizes = str(value).rpartition("=")
-        try:
-            shape = tuple(int(part) for part in sizes.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a shape; write it as 1,128 or input_ids=1,128", param, ctx)
-        if min(shape) < 1:
-            self.fail(f"{value!r} has a size below 1", param, ctx)
-        return name.strip(), shape
 
 
 class _Axes(click.ParamType[tuple[str, dict[int, str]]]):
@@ -72,21 +58,10 @@ def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, s
 @click.argument("output", type=click.Path(path_type=Path))
 @click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp or usage_based.")
 @click.option("--exporter", type=click.Choice(["dynamo", "torchscript"]), help="Override the strategy's exporter.")
-@click.option("--input-text", help="Text for the model's tokenizer.")
-@click.option(
-    "--input-shape", type=_Shape(), multiple=True, help="Shape of the main input (1,128) or of one by name; repeatable."
-)
-@click.option(
-    "--input-specs", type=click.Path(path_type=Path), help="JSON that describes each input, or an .npz with arrays."
-)
 @click.option("--dynamic", is_flag=True, help="Make batch and sequence-like axes symbolic.")
 @click.option("--dynamic-axes", type=_Axes(), multiple=True, help="Name symbolic axes by hand; repeatable.")
 @click.option("--opset-version", type=int, help="ONNX opset; the exporter's default if left out.")
-@click.option("--task", help="Load the head for this task, for example text-classification.")
-@click.option("--model-class", help="Load this class of transformers.")
-@click.option("--revision", help="Branch, tag or commit on the hub.")
-@click.option("--trust-remote-code", is_flag=True, help="Run the code that comes with the model.")
-@click.option("--random-weights", is_flag=True, help="Build from the configuration alone, without the weights.")
+@input_options
 @click.option("--torch-nn", metavar="NAMES", help="torch.nn classes to show in tags: a comma list, all or none.")
 @click.option("--include", metavar="GLOBS", help="Show modules whose class or path matches (comma list).")
 @click.option("--exclude", metavar="GLOBS", help="Hide modules whose class or path matches (comma list).")
@@ -195,6 +170,15 @@ def export_command(
             fx_graph=fx_graph,
             source=source.name,
             inputs_from=prepared.rung,
+            source_options=SourceOptions(
+                task,
+                model_class,
+                revision,
+                random_weights,
+                input_text,
+                dict(input_shape),
+                None if input_specs is None else input_specs.name,
+            ),
             seed=_SEED,
             on_step=on_step,
         )

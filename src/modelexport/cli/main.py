@@ -17,6 +17,7 @@ _COMMANDS = {
     "validate": ("modelexport.cli.validate", "validate_command"),
     "compare": ("modelexport.cli.compare", "compare_command"),
     "extract": ("modelexport.cli.extract", "extract_command"),
+    "verify": ("modelexport.cli.verify", "verify_command"),
     "strip": ("modelexport.cli.strip", "strip_command"),
     "demo": ("modelexport.cli.demo", "demo_command"),
 }

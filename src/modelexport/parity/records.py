@@ -53,12 +53,15 @@ class ModuleParity(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     module: str
     tag: str | None
     class_: str
+    execution_order: int | None
     call: int | None
     outcome: Outcome
     blame: Blame | None
     max_abs: float | None
     max_rel: float | None
     cosine: float | None
+    own_abs: float | None
+    """The greatest absolute difference that it makes when it is given PyTorch's own inputs, where that was tried."""
     note: str | None
     tensors: tuple[TensorParity, ...]
 
@@ -73,6 +76,6 @@ class Verification(msgspec.Struct, frozen=True):
     first: str | None
     """The module that differs first."""
     causes: tuple[str, ...]
-    """The modules that differ though they are given PyTorch's own inputs."""
+    """The modules that differ though they are given PyTorch's own inputs, the worst first."""
     outcomes: dict[str, int]
     modules: tuple[ModuleParity, ...]

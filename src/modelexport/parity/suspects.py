@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from modelexport.errors import FormatError
 from modelexport.parity.measure import Array, Tolerance, difference, kind
@@ -18,6 +19,13 @@ from modelexport.pieces.write import loaded
 
 Suspect = tuple[PairedCall, dict[str, Array]]
 """A call, and for each tensor of the file that differs what it should be."""
+
+
+class Verdict(NamedTuple):
+    """Where a difference comes from, and how great it is on PyTorch's own inputs, where that was tried."""
+
+    blame: Blame
+    own_abs: float | None = None
 
 
 class Judge:
@@ -38,25 +46,25 @@ class Judge:
             if name
         }
 
-    def blame(self, suspects: Sequence[Suspect], fetch: Callable[[set[str]], dict[str, Array]]) -> list[Blame]:
+    def blame(self, suspects: Sequence[Suspect], fetch: Callable[[set[str]], dict[str, Array]]) -> list[Verdict]:
         """For each suspect where its difference comes from; `fetch` gives the file's own values of tensors."""
         cuts = [self._cut(paired, wrong) for paired, wrong in suspects]
         needed = {b.name for found in cuts if isinstance(found, Cut) for b in found.inputs if b.name not in self._known}
         values = fetch(needed) if needed else {}
-        blames: list[Blame] = []
+        verdicts: list[Verdict] = []
         for number, ((paired, wrong), found) in enumerate(zip(suspects, cuts, strict=True)):
             inside = (
                 other
-                for (other, _), blame in zip(suspects[:number], blames, strict=True)
-                if blame in (Blame.HERE, Blame.INSIDE)
+                for (other, _), verdict in zip(suspects[:number], verdicts, strict=True)
+                if verdict.blame in (Blame.HERE, Blame.INSIDE)
             )
             if any(self._is_inside(other, paired) for other in inside):
-                blames.append(Blame.INSIDE)
+                verdicts.append(Verdict(Blame.INSIDE))
             elif isinstance(found, Blame):
-                blames.append(found)
+                verdicts.append(Verdict(found))
             else:
-                blames.append(self._run(paired, wrong, found, values))
-        return blames
+                verdicts.append(self._run(paired, wrong, found, values))
+        return verdicts
 
     def _is_inside(self, inner: PairedCall, outer: PairedCall) -> bool:
         modules, path = self._file.modules, outer.call.path
@@ -83,18 +91,23 @@ class Judge:
             return Blame.INHERITED if len(levels) == 1 or not levels else Blame.UNCLEAR
         return cut([(main, sorted(members))], leaving=leaving)
 
-    def _run(self, paired: PairedCall, wrong: Mapping[str, Array], found: Cut, values: Mapping[str, Array]) -> Blame:
+    def _run(self, paired: PairedCall, wrong: Mapping[str, Array], found: Cut, values: Mapping[str, Array]) -> Verdict:
         feeds = {border.name: self._value(border.name, paired, values) for border in found.inputs}
         target = Target(paired.call.path, None, paired.call.index)
         try:
             piece = loaded(build(self._file.source, found, target, ""), self._file.weights)
             given = run_bytes(piece.SerializeToString(), Path(), {n: v for n, v in feeds.items() if v is not None})
         except (FormatError, KeyError):
-            return Blame.UNCLEAR
+            return Verdict(Blame.UNCLEAR)
+        own = 0.0
+        blame = Blame.INHERITED
         for name, value in given.items():
-            if value.shape != wrong[name].shape or not difference(wrong[name], value, self._tolerance).within:
-                return Blame.HERE
-        return Blame.INHERITED
+            if value.shape != wrong[name].shape:
+                return Verdict(Blame.HERE)
+            apart = difference(wrong[name], value, self._tolerance)
+            own = max(own, apart.max_abs)
+            blame = blame if apart.within else Blame.HERE
+        return Verdict(blame, own)
 
     def _value(self, name: str, paired: PairedCall, values: Mapping[str, Array]) -> Array | None:
         """PyTorch's value of a tensor that enters the module: recorded, or that of its arguments which is closest."""

@@ -20,7 +20,7 @@ from modelexport.parity.measure import Array, Difference, Tolerance, difference,
 from modelexport.parity.pairs import Pair, PairedCall, Pairing
 from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, TensorParity, Verification
 from modelexport.parity.runtime import check_runtime, run_exposed
-from modelexport.parity.suspects import Judge, Suspect
+from modelexport.parity.suspects import Judge, Suspect, Verdict
 from modelexport.pieces.extract import TaggedFile, opened
 from modelexport.tagged.files import StrPath, as_path
 
@@ -137,7 +137,7 @@ def _blames(
     tolerance: Tolerance,
     fetch: Callable[[set[str]], dict[str, Array]],
     step: Callable[[str], None],
-) -> dict[int, Blame]:
+) -> dict[int, Verdict]:
     suspects: list[Suspect] = []
     for paired, found in compared:
         wrong = {name: value for told, value, name in found if name is not None and not told.within}
@@ -151,11 +151,11 @@ def _blames(
         for pair in paired.pairs:
             if len(pair.names) == 1:
                 known.setdefault(pair.names[0], pair.expected)
-    blames = Judge(file, known, tolerance).blame(suspects, fetch)
-    return {id(paired): blame for (paired, _), blame in zip(suspects, blames, strict=True)}
+    verdicts = Judge(file, known, tolerance).blame(suspects, fetch)
+    return {id(paired): verdict for (paired, _), verdict in zip(suspects, verdicts, strict=True)}
 
 
-def _record(file: TaggedFile, paired: PairedCall, found: Found, blame: Blame | None) -> ModuleParity:
+def _record(file: TaggedFile, paired: PairedCall, found: Found, verdict: Verdict | None) -> ModuleParity:
     call: EagerCall = paired.call
     record = file.modules.records.get(call.path)
     tensors = tuple(told for told, _, name in found if name is not None)
@@ -165,12 +165,14 @@ def _record(file: TaggedFile, paired: PairedCall, found: Found, blame: Blame | N
         module=call.path,
         tag=file.modules.tags.get(call.path),
         class_="" if record is None else record.class_,
+        execution_order=None if record is None else record.execution_order,
         call=call.index if record is not None and record.calls > 1 else None,
         outcome=outcome,
-        blame=blame,
+        blame=None if verdict is None else verdict.blame,
         max_abs=max((told.max_abs for told in numbers if told.max_abs is not None), default=None),
         max_rel=max((told.max_rel for told in numbers if told.max_rel is not None), default=None),
         cosine=min((told.cosine for told in numbers if told.cosine is not None), default=None),
+        own_abs=None if verdict is None else verdict.own_abs,
         note=note,
         tensors=tensors,
     )
@@ -200,7 +202,14 @@ def _verification(path: Path, tolerance: Tolerance, modules: tuple[ModuleParity,
         rtol=tolerance.rtol,
         agrees=not failed,
         first=failed[0].module if failed else None,
-        causes=tuple(dict.fromkeys(found.module for found in failed if found.blame == Blame.HERE)),
+        causes=_causes(failed),
         outcomes=dict(Counter(str(found.outcome) for found in modules)),
         modules=modules,
     )
+
+
+def _causes(failed: list[ModuleParity]) -> tuple[str, ...]:
+    """The modules that cause a difference, the worst first."""
+    here = [found for found in failed if found.blame == Blame.HERE]
+    worst = sorted(here, key=lambda found: float("inf") if found.own_abs is None else found.own_abs, reverse=True)
+    return tuple(dict.fromkeys(found.module for found in worst))

@@ -27,6 +27,18 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     shape: tuple[int | str | None, ...]
 
 
+class SourceOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a command line said about where the model and its inputs come from, to have the same again."""
+
+    task: str | None = None
+    model_class: str | None = None
+    revision: str | None = None
+    random_weights: bool = False
+    input_text: str | None = None
+    input_shapes: dict[str, tuple[int, ...]] = {}
+    input_specs: str | None = None
+
+
 class PieceRecord(msgspec.Struct, frozen=True, gc=False):
     """What a model that was cut out of another is a piece of.
 
@@ -58,6 +70,7 @@ class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     dropped_outputs: tuple[str, ...]
     versions: dict[str, str]
     inputs_from: str | None = None
+    source_options: SourceOptions | None = None
     piece: PieceRecord | None = None
 
 

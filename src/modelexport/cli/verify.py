@@ -1,0 +1,221 @@
+"""`modelexport verify`: an ONNX file against the PyTorch model, module by module."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import RenderableType
+
+from modelexport.cli.inputs import input_options, recalled
+from modelexport.cli.render import check_output, emit, line, listed, note, plural, progress, show
+from modelexport.cli.summary import module_tree
+from modelexport.parity.measure import Tolerance
+from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, Verification
+from modelexport.tagged.model import load
+from modelexport.tagged.sidecar import SourceOptions
+
+_MOST = 8
+_SEED = 0
+_WORDS = {"agrees": "agree", "differs": "differ", "shape": "of another shape", "dtype": "of another type"}
+
+
+@click.command("verify", short_help="Every module against PyTorch.")
+@click.argument("model")
+@click.argument("onnx", type=click.Path(path_type=Path))
+@click.option("--atol", type=float, default=Tolerance().atol, show_default=True, help="Absolute tolerance.")
+@click.option("--rtol", type=float, default=Tolerance().rtol, show_default=True, help="Relative tolerance.")
+@click.option("--module", metavar="TEXT", help="Only a tag and those below it, a glob, or a module path.")
+@click.option(
+    "--output-format",
+    type=click.Choice(["text", "json", "csv"]),
+    default="text",
+    show_default=True,
+    help="text is for people, json and csv are complete.",
+)
+@click.option("--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout.")
+@input_options
+@click.pass_context
+def verify_command(
+    ctx: click.Context,
+    model: str,
+    onnx: Path,
+    atol: float,
+    rtol: float,
+    module: str | None,
+    output_format: str,
+    output_file: Path | None,
+    input_text: str | None,
+    input_shape: tuple[tuple[str, tuple[int, ...]], ...],
+    input_specs: Path | None,
+    task: str | None,
+    model_class: str | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    random_weights: bool,
+) -> None:
+    """Run MODEL in PyTorch and ONNX in ONNX Runtime, and compare what each module returns.
+
+    MODEL is what `export` takes. Unless you say otherwise, the model and its inputs are made as they were for the
+    export, which the file records. A difference travels downstream: the first module that differs is named, and
+    each that differs is run again by itself on PyTorch's own inputs, which tells a cause from an heir.
+
+    The file may have been changed since its export, to float16 or int8 for example.
+
+    \b
+    Examples:
+      modelexport verify ./bert bert.onnx
+      modelexport verify ./bert bert_int8.onnx --atol 1e-2 --rtol 1e-2
+      modelexport verify models.py:make_model model.onnx --module encoder.layer.0
+
+    Exit code 0 if all that is compared agrees, 1 if a module differs beyond tolerance.
+    """
+    check_output(output_file, onnx)
+    with progress(verbose=False) as on_step:
+        on_step(f"read {onnx.name}")
+        given = SourceOptions(
+            task,
+            model_class,
+            revision,
+            random_weights,
+            input_text,
+            dict(input_shape),
+            None if input_specs is None else str(input_specs),
+        )
+        recorded = load(onnx).records
+        export = None if recorded is None else recorded.export
+        options = recalled(given, None if export is None else export.source_options)
+        on_step("load torch and the model")
+        from modelexport.parity.verify import verify
+        from modelexport.source.inputs import Wanted, example_inputs
+        from modelexport.source.load import load_source
+
+        seed = _SEED if export is None or export.seed is None else export.seed
+        source = load_source(
+            model,
+            task=options.task,
+            model_class=options.model_class,
+            revision=options.revision,
+            trust_remote_code=trust_remote_code,
+            random_weights=options.random_weights,
+            seed=seed,
+        )
+        on_step("make example inputs")
+        specs = None if options.input_specs is None else Path(options.input_specs)
+        example = example_inputs(source, Wanted(specs, options.input_text, options.input_shapes), seed)
+        result = verify(source.model, example.inputs, onnx, atol=atol, rtol=rtol, module=module, on_step=on_step)
+    for told in source.notes:
+        note(f"note: {told}")
+    if output_format == "json":
+        emit(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n", output_file)
+    elif output_format == "csv":
+        emit(_csv(result).encode(), output_file)
+    else:
+        show(_view(result, source.name, example.rung), output_file)
+    ctx.exit(0 if result.agrees else 1)
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A module as the tree draws it: its worst call. `status` tells apart what is not to be drawn as one."""
+
+    tag: str | None
+    class_: str
+    status: str
+    nodes: int
+    execution_order: int | None
+    worst: ModuleParity
+
+
+def _view(result: Verification, source: str, inputs_from: str) -> Iterator[RenderableType]:
+    told = "agrees" if result.agrees else "differs"
+    yield line(f"{result.file} against {source}: {told} within atol {result.atol:g}, rtol {result.rtol:g}")
+    yield line(f"inputs from {inputs_from}", 2)
+    yield line(f"{plural(len(result.modules), 'call')}: {_counts(result)}", 2)
+    failed = [found for found in result.modules if found.outcome in FAILED]
+    if failed:
+        yield line(f"first to differ: {_told(failed[0])}", 2)
+        yield from _causes(result, failed)
+    yield ""
+    rows = _rows(result.modules)
+    if any(row.tag for row in rows.values()):
+        yield from module_tree(
+            rows,
+            **{
+                "max abs": lambda path: _number(rows[path].worst.max_abs),
+                "max rel": lambda path: _number(rows[path].worst.max_rel),
+                "cosine": lambda path: "" if rows[path].worst.cosine is None else f"{rows[path].worst.cosine:.6f}",
+                "outcome": lambda path: _outcome(rows[path].worst),
+            },
+        )
+    lost = [found.module for found in result.modules if found.outcome == Outcome.UNKNOWN]
+    if lost:
+        yield ""
+        yield line(f"not in the file by a name that is known: {listed(dict.fromkeys(lost), _MOST)}")
+
+
+def _counts(result: Verification) -> str:
+    return ", ".join(f"{count:,} {_WORDS.get(name, name)}" for name, count in result.outcomes.items())
+
+
+def _causes(result: Verification, failed: list[ModuleParity]) -> Iterator[RenderableType]:
+    if not result.causes:
+        yield line("no module by itself: given PyTorch's inputs, each agrees", 2)
+        return
+    worst = {found.module: found for found in failed if found.blame == Blame.HERE}
+    yield line(f"caused by {plural(len(result.causes), 'module')}, the worst first:", 2)
+    for path in result.causes[:_MOST]:
+        own = worst[path].own_abs
+        size = "" if own is None else f", {own:.1e} by itself"
+        yield line(f"{path or '(root)'} ({worst[path].class_.rpartition('.')[2]}){size}", 4)
+    if len(result.causes) > _MOST:
+        yield line(f"… and {len(result.causes) - _MOST} more; --output-format json has them all", 4)
+
+
+def _told(found: ModuleParity) -> str:
+    call = "" if found.call is None else f", call {found.call}"
+    size = found.note or "" if found.max_abs is None else f"{found.max_abs:.1e}, relative {found.max_rel:.1e}"
+    kind = found.class_.rpartition(".")[2]
+    return f"{found.module or '(root)'}{call} ({kind}): {size}{f', {found.blame}' if found.blame else ''}"
+
+
+def _rows(modules: Iterable[ModuleParity]) -> dict[str, _Row]:
+    rows: dict[str, _Row] = {}
+    for found in modules:
+        before = rows.get(found.module)
+        if before is None or _badness(found) > _badness(before.worst):
+            status = f"{_outcome(found)} {_number(found.max_abs)} {_number(found.max_rel)}"
+            rows[found.module] = _Row(found.tag, found.class_, status, 0, found.execution_order, found)
+    return rows
+
+
+def _badness(found: ModuleParity) -> tuple[bool, bool, float]:
+    return found.outcome in FAILED, found.blame == Blame.HERE, found.max_abs or 0.0
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.0e}"
+
+
+def _outcome(found: ModuleParity) -> str:
+    if found.blame is not None:
+        return str(found.blame) if found.outcome == Outcome.DIFFERS else f"{found.outcome}, {found.blame}"
+    return "" if found.outcome == Outcome.AGREES else str(found.outcome)
+
+
+_COLUMNS = (
+    "module", "tag", "class", "call", "outcome", "blame", "max_abs", "max_rel", "cosine", "own_abs", "note", "tensors",
+)  # fmt: skip
+
+
+def _csv(result: Verification) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for found in result.modules:
+        row = msgspec.to_builtins(found)
+        writer.writerow({**row, "tensors": " ".join(told["tensor"] for told in row["tensors"])})
+    return text.getvalue()
