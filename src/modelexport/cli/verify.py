@@ -170,7 +170,8 @@ def _causes(result: Verification, failed: list[ModuleParity]) -> Iterator[Render
     for path in result.causes[:_MOST]:
         own = worst[path].own_abs
         size = "" if own is None else f", {own:.1e} by itself"
-        yield line(f"{path or '(root)'} ({worst[path].class_.rpartition('.')[2]}){size}", 4)
+        told = "" if worst[path].note is None else f", {worst[path].note}"
+        yield line(f"{path or '(root)'} ({worst[path].class_.rpartition('.')[2]}){size}{told}", 4)
     if len(result.causes) > _MOST:
         yield line(f"… and {len(result.causes) - _MOST} more; --output-format json has them all", 4)
 

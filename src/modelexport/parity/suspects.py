@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from modelexport.errors import FormatError
+from modelexport.hierarchy.tree import is_within
 from modelexport.parity.measure import Array, Tolerance, difference, kind
 from modelexport.parity.pairs import PairedCall
 from modelexport.parity.records import Blame
@@ -31,13 +32,21 @@ class Verdict(NamedTuple):
 class Judge:
     """Judges calls one after the other, those that finished first before those around them.
 
-    `known` has PyTorch's values by the names that they have in the file.
+    PyTorch's values are known of what the model is given, and of what its calls returned.
     """
 
-    def __init__(self, file: TaggedFile, known: Mapping[str, Array], tolerance: Tolerance) -> None:
+    def __init__(
+        self, file: TaggedFile, calls: Sequence[PairedCall], feeds: Mapping[str, Array], tolerance: Tolerance
+    ) -> None:
         self._file = file
-        self._known = known
         self._tolerance = tolerance
+        self._known: dict[str, Array] = dict(feeds)
+        self._returned_by: dict[str, set[str]] = {}
+        for paired in calls:
+            for pair in paired.pairs:
+                if len(pair.names) == 1:
+                    self._known.setdefault(pair.names[0], pair.expected)
+                    self._returned_by.setdefault(pair.names[0], set()).add(paired.call.path)
         self._untagged = {
             name: place
             for place, (node, tag) in enumerate(zip(file.source.main.nodes, file.source.main.tags, strict=True))
@@ -81,7 +90,8 @@ class Judge:
         members = {place for level, places in levels if level is main for place in places}
         pending = [*wrong, *(name for place in members for name in main.reads(place))]
         while pending:
-            place = self._untagged.get(pending.pop())
+            name = pending.pop()
+            place = None if self._is_others_result(name, call.path) else self._untagged.get(name)
             if place is not None and place not in members:
                 members.add(place)
                 pending += main.reads(place)
@@ -90,6 +100,11 @@ class Judge:
         if not leaving:
             return Blame.INHERITED if len(levels) == 1 or not levels else Blame.UNCLEAR
         return cut([(main, sorted(members))], leaving=leaving)
+
+    def _is_others_result(self, name: str, path: str) -> bool:
+        """Whether another module returned a tensor, one that is neither inside this one nor around it."""
+        returned_by = self._returned_by.get(name, ())
+        return any(not is_within(other, path) and not is_within(path, other) for other in returned_by)
 
     def _run(self, paired: PairedCall, wrong: Mapping[str, Array], found: Cut, values: Mapping[str, Array]) -> Verdict:
         feeds = {border.name: self._value(border.name, paired, values) for border in found.inputs}

@@ -63,7 +63,8 @@ def verify(
         values = fetch({name for paired in calls for pair in paired.pairs for name in pair.names})
         compared = [(paired, _compare(paired, values, tolerance)) for paired in wanted]
         blames = _blames(file, calls, compared, feeds, tolerance, fetch, step)
-    modules = tuple(_record(file, paired, found, blames.get(id(paired))) for paired, found in compared)
+    lost = [paired.call for paired, found in compared if found and all(name is None for _, _, name in found)]
+    modules = tuple(_record(file, paired, found, blames.get(id(paired)), lost) for paired, found in compared)
     return _verification(path, tolerance, modules)
 
 
@@ -146,20 +147,19 @@ def _blames(
     if not suspects:
         return {}
     step(f"run {len(suspects)} modules that differ by themselves")
-    known: dict[str, Array] = dict(feeds)
-    for paired in calls:
-        for pair in paired.pairs:
-            if len(pair.names) == 1:
-                known.setdefault(pair.names[0], pair.expected)
-    verdicts = Judge(file, known, tolerance).blame(suspects, fetch)
+    verdicts = Judge(file, calls, feeds, tolerance).blame(suspects, fetch)
     return {id(paired): verdict for (paired, _), verdict in zip(suspects, verdicts, strict=True)}
 
 
-def _record(file: TaggedFile, paired: PairedCall, found: Found, verdict: Verdict | None) -> ModuleParity:
-    call: EagerCall = paired.call
+def _record(
+    file: TaggedFile, paired: PairedCall, found: Found, verdict: Verdict | None, lost: list[EagerCall]
+) -> ModuleParity:
+    call = paired.call
     record = file.modules.records.get(call.path)
     tensors = tuple(told for told, _, name in found if name is not None)
     outcome, note = _outcome(paired, found, tensors)
+    if verdict is not None and verdict.blame == Blame.HERE:
+        note = _or_another(call, lost) or note
     numbers = [told for told in tensors if told.max_abs is not None]
     return ModuleParity(
         module=call.path,
@@ -176,6 +176,14 @@ def _record(file: TaggedFile, paired: PairedCall, found: Found, verdict: Verdict
         note=note,
         tensors=tensors,
     )
+
+
+def _or_another(call: EagerCall, lost: list[EagerCall]) -> str | None:
+    """Whose work a module's nodes also do, where a result that it is given is not in the file."""
+    for other in lost:
+        if other is not call and any(value is taken for value in other.given for taken in call.taken):
+            return f"or {other.path}, whose result is not in the file"
+    return None
 
 
 def _outcome(paired: PairedCall, found: Found, tensors: tuple[TensorParity, ...]) -> tuple[Outcome, str | None]:

@@ -131,6 +131,8 @@ def _copy_nodes(graph: onnx.GraphProto, part: Part, renamed: Mapping[str, str]) 
         node.CopyFrom(level.nodes[place])
         if renamed:
             _rename(node, renamed)
+        if level.outer is not None and node.name:
+            node.name = level.prefix + node.name  # runtimes refuse two of the same name
         tags.append(level.tags[place])
         tags += [tag for body in level.bodies.get(place, ()) for tag in body.tags_inside()]
     return tags

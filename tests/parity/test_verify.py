@@ -1,0 +1,273 @@
+"""verify(): silent on every right file, and on a wrong one it names the layer that is wrong."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+import modelexport
+from architectures import ARCHITECTURES
+from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, ModelRunError
+from modelexport.parity.measure import Tolerance, difference
+from modelexport.parity.records import FAILED, Blame, Outcome, Verification
+from pieces.conftest import export
+from proof import hooks_of
+from zoo import TORCH_CANNOT, ZOO, distinct
+
+EXPORTER = {"fx": "dynamo", "htp": "torchscript"}
+CASES = [
+    pytest.param(name, strategy, id=f"{name}-{strategy}")
+    for name in (*ZOO, *ARCHITECTURES)
+    for strategy in EXPORTER
+    if name not in TORCH_CANNOT[EXPORTER[strategy]]
+]
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.must
+@pytest.mark.parametrize(("name", "strategy"), CASES)
+def test_a_right_file_agrees_in_every_module(name: str, strategy: str, tmp_path: Path) -> None:
+    path, model, inputs = export(name, strategy, tmp_path)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    hooks, training = hooks_of(model), [module.training for module in model.modules()]
+    result = modelexport.verify(model, inputs, path)
+    assert result.agrees, [found for found in result.modules if found.outcome in FAILED]
+    assert result.first is None
+    assert not result.causes
+    assert result.outcomes.get("agrees", 0) >= 1
+    assert "not found" not in result.outcomes
+    records = modelexport.load(path).modules
+    absorbed = {found.module for found in result.modules if found.outcome == Outcome.ABSORBED}
+    assert absorbed == {found.module for found in result.modules if records[found.module].status == "absorbed"}
+    assert hooks_of(model) == hooks
+    assert [module.training for module in model.modules()] == training
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def damaged(model: nn.Module, layer: str, by: float = 0.3) -> nn.Module:
+    """The same model with another weight in one layer: to verify, the file is then the one that is wrong."""
+    other = copy.deepcopy(model)
+    weight = other.get_submodule(layer).get_parameter("weight")
+    with torch.no_grad():
+        weight.add_(by * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    return other
+
+
+def blames(result: Verification) -> dict[str, Blame | None]:
+    return {found.module: found.blame for found in result.modules if found.outcome in FAILED}
+
+
+@pytest.mark.must
+@pytest.mark.parametrize("strategy", EXPORTER)
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("bert", "encoder.layer.0.output.dense"),
+        ("bert", "embeddings.word_embeddings"),
+        ("llama", "layers.1.mlp.up_proj"),
+        ("t5", "decoder.block.1.layer.1.EncDecAttention.k"),
+        ("vit", "layers.0.mlp.fc1"),
+    ],
+)
+def test_a_damaged_layer_is_named_and_its_successors_inherit(
+    name: str, layer: str, strategy: str, tmp_path: Path
+) -> None:
+    path, model, inputs = export(name, strategy, tmp_path)
+    if layer not in dict(model.named_modules()):
+        layer = next(path for path, module in model.named_modules() if isinstance(module, nn.Linear))
+    result = modelexport.verify(damaged(model, layer), inputs, path)
+    assert not result.agrees
+    assert result.first == layer
+    assert result.causes == (layer,)
+    found = blames(result)
+    assert found.pop(layer) == Blame.HERE
+    for other, blame in found.items():
+        around = not other or layer.startswith(f"{other}.")
+        assert blame == (Blame.INSIDE if around else Blame.INHERITED), other
+    assert Blame.INHERITED in found.values()
+
+
+def test_a_weight_that_is_damaged_in_the_file(tmp_path: Path) -> None:
+    path, model, inputs = export("bert", "htp", tmp_path)
+    proto = onnx.load(path)
+    bias = next(t for t in proto.graph.initializer if t.name == "encoder.layer.1.attention.self.value.bias")
+    bias.raw_data = (onnx.numpy_helper.to_array(bias) + 1).astype(np.float32).tobytes()
+    onnx.save(proto, path)
+    result = modelexport.verify(model, inputs, path)
+    assert result.first == "encoder.layer.1.attention.self.value"
+    assert result.causes == (result.first,)
+    worst = next(found for found in result.modules if found.module == result.first)
+    assert worst.max_abs == pytest.approx(1, abs=1e-3)
+    assert worst.own_abs == pytest.approx(1, abs=1e-3)
+
+
+class OwnWork(nn.Module):
+    """Work of its own between two children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)) * self.scale)
+
+
+@pytest.mark.parametrize("strategy", EXPORTER)
+def test_a_module_s_own_work_between_its_children(strategy: str, tmp_path: Path) -> None:
+    model = distinct(OwnWork())
+    x = torch.randn(2, 8, generator=torch.Generator().manual_seed(3))
+    modelexport.export_model(model, (x,), tmp_path / "m.onnx", strategy=strategy)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_parameter("scale").add_(1)
+    result = modelexport.verify(other, (x,), tmp_path / "m.onnx")
+    assert blames(result) == {"second": Blame.INHERITED, "": Blame.HERE}
+
+
+@pytest.mark.parametrize("strategy", EXPORTER)
+def test_each_call_of_a_reused_module_is_looked_at(strategy: str, tmp_path: Path) -> None:
+    path, model, inputs = export("block_three_times", strategy, tmp_path)
+    result = modelexport.verify(damaged(model, "block.fc"), inputs, path)
+    calls = {(found.module, found.call): found.blame for found in result.modules if found.module == "block.fc"}
+    assert calls == {("block.fc", call): Blame.HERE for call in range(3)}
+    blocks = {found.blame for found in result.modules if found.module == "block"}
+    assert blocks == {Blame.INSIDE}
+
+
+def int8(path: Path) -> Path:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(str(path), str(path.with_name("int8.onnx")), weight_type=QuantType.QInt8)
+    return path.with_name("int8.onnx")
+
+
+def float16(path: Path) -> Path:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True), path.with_name("float16.onnx"))
+    return path.with_name("float16.onnx")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strategy", EXPORTER)
+def test_files_of_another_precision(strategy: str, tmp_path: Path) -> None:
+    path, model, inputs = export("bert", strategy, tmp_path)
+    result = modelexport.verify(model, inputs, int8(path), atol=1e-2, rtol=1e-2)
+    assert result.first == "encoder.layer.0.attention.self.query"
+    layers = dict(model.named_modules())
+    assert result.causes
+    assert all(isinstance(layers[cause], nn.Linear) for cause in result.causes)
+    assert {found.blame for found in result.modules if found.outcome in FAILED} >= {Blame.HERE, Blame.INHERITED}
+    own = [found.own_abs for cause in result.causes for found in result.modules if found.module == cause]
+    assert own == sorted(own, reverse=True, key=lambda value: value or 0)
+    half = modelexport.verify(model, inputs, float16(path), atol=1e-2, rtol=1e-2)
+    assert half.agrees
+    assert any(found.note == "float16 for float32" for found in half.modules)
+    assert not modelexport.verify(model, inputs, path.with_name("float16.onnx"), atol=1e-5, rtol=1e-5).agrees
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_that_an_optimiser_rewrote(tmp_path: Path) -> None:
+    """What is still there by name is compared, the rest is said not to be found."""
+    import onnxruntime
+
+    path, model, inputs = export("bert", "htp", tmp_path)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    result = modelexport.verify(model, inputs, tmp_path / "optimised.onnx")
+    assert result.agrees
+    assert result.outcomes["agrees"] > 10
+
+
+def test_narrowed_to_a_module(tmp_path: Path) -> None:
+    path, model, inputs = export("bert", "fx", tmp_path)
+    for text in ("encoder.layer.1", "/BertModel/BertEncoder/BertLayer.1"):
+        result = modelexport.verify(model, inputs, path, module=text)
+        assert {found.module.startswith("encoder.layer.1") for found in result.modules} == {True}
+    with pytest.raises(ArgumentError, match="near it"):
+        modelexport.verify(model, inputs, path, module="encoder.layer.9")
+
+
+def test_another_shape_is_told_as_such(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0))
+    x = torch.ones(2, 4)
+    modelexport.export_model(model, (x,), tmp_path / "m.onnx", strategy="htp")
+    model[1] = nn.Flatten(1)
+    result = modelexport.verify(model, (x,), tmp_path / "m.onnx")
+    assert result.first == "1"
+    assert not result.agrees
+    found = next(found for found in result.modules if found.module == "1")
+    assert found.outcome == Outcome.SHAPE
+    assert found.note == "float32[8], not float32[2,4]"
+
+
+def test_inputs_that_do_not_fit(tmp_path: Path) -> None:
+    path, model, _ = export("block_three_times", "fx", tmp_path)
+    with pytest.raises(ArgumentError, match="use the inputs that the file was exported with"):
+        modelexport.verify(model, (torch.ones(3, 8),), path)
+
+
+def test_what_cannot_be_verified(tmp_path: Path) -> None:
+    path, model, inputs = export("one_leaf_root", "fx", tmp_path)
+    with pytest.raises(ArgumentTypeError, match="is a str"):
+        modelexport.verify("model", inputs, path)  # type: ignore[arg-type]
+    for wrong in (-1.0, math.nan, math.inf):
+        with pytest.raises(ArgumentError, match="atol"):
+            modelexport.verify(model, inputs, path, atol=wrong)
+    modelexport.strip(path, tmp_path / "plain.onnx")
+    with pytest.raises(FormatError, match="no tags"):
+        modelexport.verify(model, inputs, tmp_path / "plain.onnx")
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("no")
+
+    with pytest.raises(ModelRunError):
+        modelexport.verify(Fails(), inputs, path)
+
+
+def test_a_saved_program_is_compared_as_a_whole(tmp_path: Path) -> None:
+    model, inputs = ZOO["block_three_times"]()
+    program = torch.export.export(model.eval(), (inputs,))
+    modelexport.export_model(program, None, tmp_path / "m.onnx", strategy="fx")
+    result = modelexport.verify(program, None, tmp_path / "m.onnx")
+    assert result.agrees
+    assert [found.module for found in result.modules if found.outcome == Outcome.AGREES] == [""]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "within"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], True),
+        ([1.0, 2.0], [1.0, 2.1], False),
+        ([np.nan, np.inf, -np.inf], [np.nan, np.inf, -np.inf], True),
+        ([np.nan], [0.0], False),
+        ([np.inf], [-np.inf], False),
+        ([1e30, -3.4e38], [1e30, -3.4e38], True),
+        ([0.0], [5e-5], True),
+        ([], [], True),
+    ],
+)
+def test_when_two_tensors_agree(first: list[float], second: list[float], within: bool) -> None:
+    found = difference(np.array(first), np.array(second), Tolerance())
+    assert found.within == within
+    assert not math.isnan(found.max_abs + found.max_rel + found.cosine)
+
+
+def test_measures() -> None:
+    found = difference(np.array([1.0, 0.0]), np.array([0.0, 1.0]), Tolerance())
+    assert (found.max_abs, found.cosine) == (1.0, 0.0)
+    assert difference(np.array([2.0]), np.array([3.0]), Tolerance()).max_rel == 0.5
+    assert difference(np.array([True]), np.array([False]), Tolerance()).max_abs == 1
