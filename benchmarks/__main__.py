@@ -1,11 +1,17 @@
-"""Prints every ratio with its aim. `make bench`, or `python -m benchmarks reading|export|memory|scaling|large`."""
+"""Prints every ratio with its aim. `make bench`, or `python -m benchmarks reading|extracting|export|memory|scaling|large`."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-PARTS = {"reading": "reading", "export": "export_cost", "memory": "memory", "scaling": "scaling"}
+PARTS = {
+    "reading": "reading",
+    "extracting": "extracting",
+    "export": "export_cost",
+    "memory": "memory",
+    "scaling": "scaling",
+}
 """Reading comes first, while torch is not loaded: its commands run without it."""
 _ON_REQUEST = {"large": "large"}
 

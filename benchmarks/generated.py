@@ -83,8 +83,8 @@ def _block(b: _Builder, stage: str, number: int, x: str) -> str:
     return b.node(path, "Tanh", out)
 
 
-def write_graph(path: Path, nodes: int) -> None:
-    """Write a tagged model of this many nodes with its sidecar."""
+def write_graph(path: Path, nodes: int, types: bool = False) -> None:
+    """Write a tagged model of this many nodes with its sidecar; with the type of every tensor, if asked for."""
     b = _Builder()
     encoder = b.module("", "encoder", "bench.Encoder")
     x = "x"
@@ -96,6 +96,10 @@ def write_graph(path: Path, nodes: int) -> None:
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, WIDTH])
     result = helper.make_tensor_value_info(x, TensorProto.FLOAT, [1, WIDTH])
     graph = helper.make_graph(b.nodes, "main", [value], [result], b.weights)
+    if types:
+        for node in b.nodes[:-1]:
+            shape = [WIDTH] if not node.input else [WIDTH, 1] if "Transpose" in node.output[0] else [1, WIDTH]
+            graph.value_info.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, shape))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     hierarchy = _map(b, model)
     path.write_bytes(b"".join(tagged_pieces(model.SerializeToString(), hierarchy)))

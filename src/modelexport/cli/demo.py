@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections import Counter
 from importlib.resources import as_file, files
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import click
 
-from modelexport.cli.render import plain_table, progress, show
+from modelexport.cli.extract import extracted
+from modelexport.cli.render import line, note, plain_table, progress, show
 from modelexport.cli.summary import show_summary
+from modelexport.cli.verify import verified
 from modelexport.errors import FileError
+from modelexport.pieces.extract import extract
 from modelexport.report import ExportReport
 
 _SEED = 0
@@ -21,10 +25,10 @@ _SEED = 0
 @click.argument("folder", metavar="[DIR]", required=False, default="modelexport-demo", type=click.Path(path_type=Path))
 @click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp or usage_based.")
 def demo_command(folder: Path, strategy: str) -> None:
-    """Build a tiny BERT with random weights, export it, and show what came out. Needs no network.
+    """Build a tiny BERT with random weights, export it, and work with it by module. Needs no network.
 
     DIR (default modelexport-demo) gets the model as a normal Hugging Face folder, the ONNX file
-    and its sidecar.
+    and its sidecar, and a layer of it as a model of its own. Every module is checked against PyTorch.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,9 +55,28 @@ def demo_command(folder: Path, strategy: str) -> None:
             seed=_SEED,
             on_step=on_step,
         )
+        layer = _layer(report)
+        on_step(f"extract {layer}")
+        piece = extract(report.onnx_path, layer, folder / "layer.onnx").record
+        parity = None
+        if importlib.util.find_spec("onnxruntime") is not None:
+            from modelexport.parity.verify import verify
+
+            parity = verify(source.model, example.inputs, report.onnx_path, on_step=on_step)
     show_summary(report)
     _show_tags(report)
+    show(["", line("One layer cut out, a model that runs by itself:"), *extracted(folder / "layer.onnx", piece)])
+    if parity is None:
+        note("note: with onnxruntime installed, the demo also checks every module against PyTorch")
+    else:
+        show(["", line("Every module against PyTorch:"), *verified(parity, source.name)])
     _show_next_steps(folder)
+
+
+def _layer(report: ExportReport) -> str:
+    """The first module of a list that has nodes."""
+    modules = report.hierarchy.modules
+    return next(path for path in modules if path.rpartition(".")[2].isdecimal() and modules[path].nodes)
 
 
 def _save_model(folder: Path) -> None:
@@ -84,6 +107,9 @@ def _show_next_steps(folder: Path) -> None:
         "Try next:",
         f"  modelexport analyze {folder}/bert-tiny.onnx --output-format detailed",
         f"  modelexport validate {folder}/bert-tiny.onnx --check-consistency",
+        f"  modelexport extract {folder}/bert-tiny.onnx --list",
+        f"  modelexport extract {folder}/bert-tiny.onnx encoder {folder}/encoder.onnx",
+        f"  modelexport verify {folder}/bert-tiny {folder}/bert-tiny.onnx",
         f"  modelexport strip {folder}/bert-tiny.onnx {folder}/baseline.onnx",
         f"  modelexport compare {folder}/baseline.onnx {folder}/bert-tiny.onnx",
         f"  modelexport export {folder}/bert-tiny {folder}/traced.onnx --strategy htp --with-report",

@@ -47,7 +47,7 @@ def extract_command(onnx: Path, module: str | None, out: Path | None, call: int 
     check_target(out)
     with waiting(f"extract {module}"):
         record = extract(onnx, module, out, call=call).record
-    show(_summary(out, record))
+    show(extracted(out, record))
 
 
 def _listing(onnx: Path, found: list[Extractable]) -> Iterator[RenderableType]:
@@ -61,7 +61,8 @@ def _listing(onnx: Path, found: list[Extractable]) -> Iterator[RenderableType]:
         yield line(f"gives {listed(map(tensor, module.outputs), _MOST)}", 2)
 
 
-def _summary(out: Path, record: PieceRecord) -> Iterator[RenderableType]:
+def extracted(out: Path, record: PieceRecord) -> Iterator[RenderableType]:
+    """What was cut out and written."""
     pulled = f", and {plural(len(record.pulled_in), 'constant')} from outside" if record.pulled_in else ""
     call = "" if record.call is None else f", call {record.call}"
     yield line(f"{out}: {record.module or '(root)'}{call}, {plural(record.nodes, 'node')}{pulled}")

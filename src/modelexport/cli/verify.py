@@ -131,14 +131,8 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def _view(result: Verification, source: str, inputs_from: str) -> Iterator[RenderableType]:
-    told = "agrees" if result.agrees else "differs"
-    yield line(f"{result.file} against {source}: {told} within atol {result.atol:g}, rtol {result.rtol:g}")
+    yield from verified(result, source)
     yield line(f"inputs from {inputs_from}", 2)
-    yield line(f"{plural(len(result.modules), 'call')}: {_counts(result)}", 2)
-    failed = [found for found in result.modules if found.outcome in FAILED]
-    if failed:
-        yield line(f"first to differ: {_told(failed[0])}", 2)
-        yield from _causes(result, failed)
     yield ""
     rows = _rows(result.modules)
     if any(row.tag for row in rows.values()):
@@ -155,6 +149,17 @@ def _view(result: Verification, source: str, inputs_from: str) -> Iterator[Rende
     if lost:
         yield ""
         yield line(f"not in the file by a name that is known: {listed(dict.fromkeys(lost), _MOST)}")
+
+
+def verified(result: Verification, source: str) -> Iterator[RenderableType]:
+    """The answer in a few lines."""
+    told = "agrees" if result.agrees else "differs"
+    yield line(f"{result.file} against {source}: {told} within atol {result.atol:g}, rtol {result.rtol:g}")
+    yield line(f"{plural(len(result.modules), 'call')}: {_counts(result)}", 2)
+    failed = [found for found in result.modules if found.outcome in FAILED]
+    if failed:
+        yield line(f"first to differ: {_told(failed[0])}", 2)
+        yield from _causes(result, failed)
 
 
 def _counts(result: Verification) -> str:

@@ -1,0 +1,63 @@
+"""Ship one part of a model: the encoder of an encoder-decoder, cut out of the exported file and run alone.
+
+    python examples/ship_the_encoder.py [FOLDER]
+
+Needs the extras `hf` and `runtime`, and no network: the model has random weights.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from transformers import T5Config, T5Model
+
+import modelexport
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, use_cache=False)
+    model = T5Model(config).eval()
+    tokens = torch.arange(10).reshape(1, 10)
+    modelexport.export_model(model, {"input_ids": tokens, "decoder_input_ids": tokens[:, :4]}, folder / "t5.onnx")
+
+    piece = modelexport.extract(folder / "t5.onnx", "encoder", folder / "encoder.onnx")
+    print(
+        f"encoder.onnx: {piece.record.nodes} nodes, {sizes(folder, 'encoder.onnx')} of {sizes(folder, 't5.onnx')} bytes"
+    )
+    print(f"  takes {', '.join(value.name for value in piece.record.inputs)}")
+
+    session = onnxruntime.InferenceSession(folder / "encoder.onnx", providers=["CPUExecutionProvider"])
+    (hidden,) = session.run(None, {session.get_inputs()[0].name: tokens.numpy()})
+    with torch.no_grad():
+        expected = model.encoder(tokens).last_hidden_state.numpy()
+    print(f"  against PyTorch's encoder: off by {np.abs(hidden - expected).max():.1e}")
+    assert np.allclose(hidden, expected, atol=1e-4)
+
+    # The same file taken apart: each piece can run on another machine, and nothing changes in the last bit.
+    values = {"input_ids": tokens.numpy(), "decoder_input_ids": tokens[:, :4].numpy()}
+    for part in modelexport.partition(folder / "t5.onnx"):
+        ready = onnxruntime.InferenceSession(part.model.SerializeToString(), providers=["CPUExecutionProvider"])
+        given = ready.run(None, {value.name: values[value.name] for value in part.record.inputs})
+        values.update(zip((value.name for value in part.record.outputs), given, strict=True))
+        print(f"  {part.record.module or '(its own work)'}: {part.record.nodes} nodes")
+    print(f"  all pieces: {values['last_hidden_state'].shape}")
+
+
+def sizes(folder: Path, name: str) -> int:
+    return sum(path.stat().st_size for path in folder.glob(f"{name}*"))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            main(Path(folder))
