@@ -1,4 +1,4 @@
-"""Prints every ratio with its aim. `make bench`, or `python -m benchmarks reading|extracting|export|memory|scaling|large`."""
+"""Prints every ratio with its aim: `make bench`, or `python -m benchmarks` with the names of parts, `large` too."""
 
 from __future__ import annotations
 

@@ -92,11 +92,18 @@ class Survivors:
         for current in same_value:
             for reader, slot in self._readers.get(current, ()):
                 now = self._after.get(reader.outputs[0]) if reader.outputs else None
+                if self._does_it_again(reader, current):
+                    continue
                 if now is not None and self._same_work(reader, now):
                     return now.inputs[slot] or None
                 if now is None and _is_copy(reader) and len(same_value) < _MOST_STEPS:
                     same_value.append(reader.outputs[0])
         return None
+
+    def _does_it_again(self, reader: Operation, name: str) -> bool:
+        """Whether an operation repeats the one whose result it reads: twice may be merged into once."""
+        made = self._made.get(name)
+        return made is not None and len(made.inputs) == len(reader.inputs) and made.kind() == reader.kind()
 
     def _under_a_reader_s_name(self, name: str) -> str | None:
         """An optimiser that removes a step without effect may keep the step's name for what came before it."""

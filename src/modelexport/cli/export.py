@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import click
 
-from modelexport.cli.inputs import input_options
+from modelexport.cli.inputs import blaming, input_options
 from modelexport.cli.render import note, progress
 from modelexport.cli.summary import show_summary
-from modelexport.errors import ModelRunError, SourceError
 from modelexport.tagged.sidecar import SourceOptions
 from modelexport.tagged.staging import check_target
 
@@ -33,17 +31,6 @@ class _Axes(click.ParamType[tuple[str, dict[int, str]]]):
         if not name or not all(label.isidentifier() for label in found.values()):
             self.fail(f"{value!r} names no axes; write it as input_ids=0:batch,1:sequence", param, ctx)
         return name, found
-
-
-@contextmanager
-def _blaming(user_chose_inputs: bool) -> Iterator[None]:
-    """Where the user chose the inputs, a model that does not run on them is bad input, not a failed export."""
-    try:
-        yield
-    except ModelRunError as error:
-        if user_chose_inputs:
-            raise SourceError(error.message, hint=error.hint) from error
-        raise
 
 
 def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, str]]:
@@ -127,7 +114,7 @@ def export_command(
         if extra is not None and check_target(extra, suffix="") == output:
             raise click.UsageError(f"{extra} is the output itself")
     chosen = input_specs is not None or input_text is not None or bool(input_shape)
-    with progress(verbose) as on_step, _blaming(chosen):
+    with progress(verbose) as on_step, blaming(chosen):
         on_step("load torch and the model")
         from modelexport.pipeline import export_model
         from modelexport.source.inputs import Wanted

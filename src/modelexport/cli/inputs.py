@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from modelexport.errors import SourceError
+from modelexport.errors import ModelRunError, SourceError
 from modelexport.tagged.sidecar import SourceOptions
 
 
@@ -55,6 +56,26 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+@contextmanager
+def blaming(user_chose_inputs: bool) -> Iterator[None]:
+    """Where the user chose the inputs, a model that does not run on them is bad input, not a failed export."""
+    try:
+        yield
+    except ModelRunError as error:
+        if user_chose_inputs:
+            raise SourceError(error.message, hint=error.hint) from error
+        raise
+
+
+def source_files(model: str) -> list[Path]:
+    """The files that a source names: a folder's, or the one that has the factory."""
+    path = Path(model.rpartition(":")[0] if ".py:" in model else model)
+    try:
+        return list(path.iterdir()) if path.is_dir() else [path]
+    except OSError:
+        return []
 
 
 def recalled(given: SourceOptions, recorded: SourceOptions | None) -> SourceOptions:

@@ -7,7 +7,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -15,7 +15,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from modelexport.errors import ArgumentError
+from modelexport.errors import ArgumentError, ModelExportError
+from modelexport.tagged.files import external_files
+from modelexport.tagged.model import load
 from modelexport.tagged.sidecar import TensorInfo, sidecar_path
 from modelexport.tagged.staging import check_target, staging
 
@@ -98,7 +100,11 @@ def check_output(output_file: Path | None, *inputs: Path) -> None:
         return
     check_target(output_file, suffix="")
     for path in inputs:
-        if output_file.resolve() in (path.resolve(), sidecar_path(path).resolve()) or output_file.suffix == ".onnx":
+        own = {path.resolve(), sidecar_path(path).resolve()}
+        if output_file.exists() and path.suffix == ".onnx":
+            with suppress(ModelExportError):
+                own |= {(path.parent / name).resolve() for name in external_files(load(path).proto)}
+        if output_file.resolve() in own or output_file.suffix == ".onnx":
             raise ArgumentError(f"{output_file} is a model or a part of one", hint="choose another output file")
 
 

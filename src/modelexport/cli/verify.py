@@ -11,10 +11,10 @@ import click
 import msgspec
 from rich.console import RenderableType
 
-from modelexport.cli.inputs import input_options, recalled
+from modelexport.cli.inputs import blaming, input_options, recalled, source_files
 from modelexport.cli.render import check_output, emit, line, listed, note, plural, progress, show
 from modelexport.cli.summary import module_tree
-from modelexport.parity.measure import Tolerance
+from modelexport.parity.measure import Tolerance, checked_tolerance
 from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, Verification
 from modelexport.tagged.model import load
 from modelexport.tagged.sidecar import SourceOptions
@@ -74,8 +74,9 @@ def verify_command(
 
     Exit code 0 if all that is compared agrees, 1 if a module differs beyond tolerance.
     """
-    check_output(output_file, onnx)
-    with progress(verbose=False) as on_step:
+    check_output(output_file, onnx, *source_files(model))
+    checked_tolerance(atol, rtol)
+    with progress(verbose=False) as on_step, blaming(user_chose_inputs=True):
         on_step(f"read {onnx.name}")
         given = SourceOptions(
             task,
@@ -153,10 +154,10 @@ def _view(result: Verification, source: str, inputs_from: str) -> Iterator[Rende
 
 def verified(result: Verification, source: str) -> Iterator[RenderableType]:
     """The answer in a few lines."""
-    told = "agrees" if result.agrees else "differs"
-    yield line(f"{result.file} against {source}: {told} within atol {result.atol:g}, rtol {result.rtol:g}")
-    yield line(f"{plural(len(result.modules), 'call')}: {_counts(result)}", 2)
     failed = [found for found in result.modules if found.outcome in FAILED]
+    told = "agrees within" if result.agrees else "differs beyond" if failed else "nothing to compare within"
+    yield line(f"{result.file} against {source}: {told} atol {result.atol:g}, rtol {result.rtol:g}")
+    yield line(f"{plural(len(result.modules), 'call')}: {_counts(result)}", 2)
     if failed:
         yield line(f"first to differ: {_told(failed[0])}", 2)
         yield from _causes(result, failed)
@@ -168,7 +169,7 @@ def _counts(result: Verification) -> str:
 
 def _causes(result: Verification, failed: list[ModuleParity]) -> Iterator[RenderableType]:
     if not result.causes:
-        yield line("no module by itself: given PyTorch's inputs, each agrees", 2)
+        yield line("none of these causes it: given PyTorch's inputs, each agrees or could not be run", 2)
         return
     worst = {found.module: found for found in failed if found.blame == Blame.HERE}
     yield line(f"caused by {plural(len(result.causes), 'module')}, the worst first:", 2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output
 from modelexport.baseline.failure import does_not_run
@@ -26,27 +26,35 @@ class EagerCall:
     given: list[Array | None]
 
 
-def run_eagerly(model: nn.Module, inputs: ModelInputs) -> list[EagerCall]:
-    """All calls, in the order in which they finished; the model is left as it was."""
+def run_eagerly(model: nn.Module, inputs: ModelInputs, root_only: bool = False) -> list[EagerCall]:
+    """All calls, or only the model's own, in the order in which they finished; the model is left as it was."""
     watch = _Watch()
     handles = []
     tree = scan(model)
     with preserved(model), shaped_output(model), quiet(verbose=False):
         try:
-            for path in tree:
+            for path in [""] if root_only else tree:
                 if not tree[path].opaque:
                     module = model.get_submodule(path)
                     before, after = partial(watch.before, path), partial(watch.after, path)
                     handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
                     handles.append(module.register_forward_hook(after))
+            args, kwargs = tree_map(_copy, (inputs.args, inputs.kwargs))
             with torch.no_grad():
-                model(*copy.deepcopy(inputs.args), **copy.deepcopy(inputs.kwargs))
+                output = model(*args, **kwargs)
         except Exception as error:
             raise does_not_run(error) from error
         finally:
             for handle in handles:
                 handle.remove()
+    if tree[""].opaque:  # it takes no hooks, but what it returns can be seen
+        watch.before("", model, args, kwargs)
+        watch.after("", model, args, output)
     return watch.finished
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 class _Watch:
@@ -54,14 +62,15 @@ class _Watch:
         self.finished: list[EagerCall] = []
         self._open: list[EagerCall] = []
         self._counts: dict[str, int] = {}
-        self._kept: dict[tuple[int, int], tuple[torch.Tensor, Array]] = {}
+        self._kept: dict[tuple[int, int], tuple[torch.Tensor, Array | None]] = {}
 
     def before(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
             return
         index = self._counts.get(path, 0)
         self._counts[path] = index + 1
-        self._open.append(EagerCall(path, index, [self._values(t) for t in tensors_in((args, kwargs))], []))
+        taken = [self._values(tensor) for tensor in tensors_in((args, kwargs))]
+        self._open.append(EagerCall(path, index, [values for values in taken if values is not None], []))
 
     def after(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
@@ -74,13 +83,20 @@ class _Watch:
                 self.finished.append(call)
                 break
 
-    def _values(self, tensor: torch.Tensor) -> Array:
-        """A copy of the values, made once for as long as nobody writes to the tensor."""
-        version = 0 if tensor.is_inference() else int(tensor._version)
-        key = (id(tensor), version)
+    def _values(self, tensor: torch.Tensor) -> Array | None:
+        """A copy of the values, made once while nobody writes to the tensor; None for what is no plain tensor."""
+        if tensor.is_inference():  # torch does not count who writes to it
+            return _plain(tensor)
+        key = (id(tensor), int(tensor._version))
         if key not in self._kept:
-            plain = tensor.detach().cpu()
-            if plain.dtype == torch.bfloat16:
-                plain = plain.float()
-            self._kept[key] = (tensor, plain.resolve_conj().resolve_neg().numpy().copy())
+            self._kept[key] = (tensor, _plain(tensor))
         return self._kept[key][1]
+
+
+def _plain(tensor: torch.Tensor) -> Array | None:
+    try:
+        plain = tensor.detach().cpu()
+        plain = plain.float() if plain.dtype == torch.bfloat16 else plain
+        return plain.resolve_conj().resolve_neg().numpy().copy()
+    except (RuntimeError, TypeError):  # nested, sparse or quantized: torch itself uses such inside some modules
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import onnx
@@ -13,6 +14,8 @@ from modelexport.errors import ArgumentError
 from modelexport.hierarchy.capture import forward_args, tensors_in
 from modelexport.parity.measure import Array, kind
 from modelexport.tagged.build import tensor_infos
+
+_MOST_WAYS = 10_000
 
 
 def feeds_for(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) -> dict[str, Array]:
@@ -38,16 +41,20 @@ def _array(tensor: torch.Tensor) -> Array:
 
 
 def _in_order(wanted: list[Any], given: list[Array]) -> dict[str, Array]:
+    """Inputs by their place; where the file has fewer, those that fit, if there is only one way."""
     if len(wanted) == len(given):
         return {value.name: array for value, array in zip(wanted, given, strict=True)}
-    found: dict[str, Array] = {}
-    rest = list(given)
-    for value in wanted:
-        place = next((place for place, array in enumerate(rest) if _fits(value, array)), None)
-        if place is not None:
-            found[value.name] = rest.pop(place)
-            del rest[:place]
-    return found
+    fitting = [
+        chosen
+        for chosen in itertools.islice(itertools.combinations(given, len(wanted)), _MOST_WAYS)
+        if all(_fits(value, array) for value, array in zip(wanted, chosen, strict=True))
+    ]
+    if len(fitting) > 1:
+        raise ArgumentError(
+            f"the file has {len(wanted)} of the {len(given)} inputs, and their names do not tell which",
+            hint="export with inputs by name, as a dict, or with input_names",
+        )
+    return {value.name: array for chosen in fitting for value, array in zip(wanted, chosen, strict=True)}
 
 
 def _fits(value: onnx.ValueInfoProto, array: Array, only_shape: bool = False) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from modelexport.errors import ArgumentError, ArgumentTypeError
+
 Array = np.ndarray[Any, Any]
 
 
@@ -15,6 +17,16 @@ class Tolerance(msgspec.Struct, frozen=True):
 
     atol: float = 1e-4
     rtol: float = 1e-3
+
+
+def checked_tolerance(atol: float, rtol: float) -> Tolerance:
+    """A tolerance, if these can be one."""
+    for name, value in (("atol", atol), ("rtol", rtol)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ArgumentTypeError(f"{name} is a {type(value).__name__}", hint="pass a number")
+        if not 0 <= value < float("inf"):
+            raise ArgumentError(f"{name} is {value}", hint="it cannot be negative, nor without end")
+    return Tolerance(float(atol), float(rtol))
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -42,11 +54,13 @@ def difference(expected: Array, found: Array, tolerance: Tolerance) -> Differenc
         size[~np.isfinite(size)] = 0.0
         relative = apart / np.maximum(size, tolerance.atol or np.finfo(np.float64).tiny)
         within = bool(np.all(apart <= tolerance.atol + tolerance.rtol * size))
+    if kind(expected) not in "fc":  # whole numbers and truth values are the same or they are not
+        within = bool(np.array_equal(expected, found))
     return Difference(float(apart.max()), float(relative.max()), _cosine(first, second), within)
 
 
 def _numbers(values: Array) -> Array:
-    return np.asarray(values).astype(np.complex128 if values.dtype.kind == "c" else np.float64, copy=True)
+    return np.atleast_1d(values).astype(np.complex128 if values.dtype.kind == "c" else np.float64, copy=True)
 
 
 def _cosine(first: Array, second: Array) -> float:

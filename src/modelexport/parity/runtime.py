@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,11 @@ _FOLDER = "session.model_external_initializers_file_folder_path"
 
 def check_runtime() -> Any:
     """ONNX Runtime, or an error that says how to get it."""
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise SourceError("this needs onnxruntime", hint="pip install 'modelexport[runtime]'")
-    return importlib.import_module("onnxruntime")
+    try:
+        return importlib.import_module("onnxruntime")
+    except ImportError as error:
+        hint = "pip install 'modelexport[runtime]'"
+        raise SourceError(f"this needs onnxruntime: {first_line(error)}", hint=hint) from error
 
 
 def run_exposed(data: wire.Buffer, folder: Path, feeds: Mapping[str, Array], names: Iterable[str]) -> dict[str, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +13,13 @@ from modelexport.parity.pairs import PairedCall
 from modelexport.parity.records import Blame
 from modelexport.parity.runtime import run_bytes
 from modelexport.pieces.build import build
-from modelexport.pieces.cut import Cut, cut, members_of
+from modelexport.pieces.cut import cut, members_of
 from modelexport.pieces.extract import TaggedFile
 from modelexport.pieces.target import Target
 from modelexport.pieces.write import loaded
 
-Suspect = tuple[PairedCall, dict[str, Array]]
+Values = dict[str, Array]
+Suspect = tuple[PairedCall, Values]
 """A call, and for each tensor of the file that differs what it should be."""
 
 
@@ -32,7 +33,8 @@ class Verdict(NamedTuple):
 class Judge:
     """Judges calls one after the other, those that finished first before those around them.
 
-    PyTorch's values are known of what the model is given, and of what its calls returned.
+    PyTorch's values are known of what the model is given, and of what its calls returned. A module is run with
+    everything that lies between it and such values, so that nothing it is given is a guess.
     """
 
     def __init__(
@@ -40,96 +42,150 @@ class Judge:
     ) -> None:
         self._file = file
         self._tolerance = tolerance
-        self._known: dict[str, Array] = dict(feeds)
+        self._feeds = feeds
+        self._known: Values = dict(feeds)
         self._returned_by: dict[str, set[str]] = {}
         for paired in calls:
             for pair in paired.pairs:
                 if len(pair.names) == 1:
                     self._known.setdefault(pair.names[0], pair.expected)
                     self._returned_by.setdefault(pair.names[0], set()).add(paired.call.path)
-        self._untagged = {
-            name: place
-            for place, (node, tag) in enumerate(zip(file.source.main.nodes, file.source.main.tags, strict=True))
-            if tag is None
-            for name in node.output
-            if name
-        }
+        self._own_work: dict[str, float | None] = {}
+        nodes = file.source.main.nodes
+        self._maker = {name: place for place, node in enumerate(nodes) for name in node.output if name}
 
-    def blame(self, suspects: Sequence[Suspect], fetch: Callable[[set[str]], dict[str, Array]]) -> list[Verdict]:
-        """For each suspect where its difference comes from; `fetch` gives the file's own values of tensors."""
-        cuts = [self._cut(paired, wrong) for paired, wrong in suspects]
-        needed = {b.name for found in cuts if isinstance(found, Cut) for b in found.inputs if b.name not in self._known}
-        values = fetch(needed) if needed else {}
-        verdicts: list[Verdict] = []
-        for number, ((paired, wrong), found) in enumerate(zip(suspects, cuts, strict=True)):
-            inside = (
-                other
-                for (other, _), verdict in zip(suspects[:number], verdicts, strict=True)
-                if verdict.blame in (Blame.HERE, Blame.INSIDE)
-            )
-            if any(self._is_inside(other, paired) for other in inside):
-                verdicts.append(Verdict(Blame.INSIDE))
-            elif isinstance(found, Blame):
-                verdicts.append(Verdict(found))
-            else:
-                verdicts.append(self._run(paired, wrong, found, values))
-        return verdicts
+    def blame(self, suspects: Iterable[Suspect]) -> list[Verdict]:
+        """For each suspect, in the order in which they finished, where its difference comes from."""
+        judged: list[tuple[PairedCall, Verdict]] = []
+        for paired, wrong in suspects:
+            inside = {verdict.blame for other, verdict in judged if self._is_inside(other, paired)}
+            judged.append((paired, self._verdict(paired, wrong, inside)))
+        return [verdict for _, verdict in judged]
+
+    def _verdict(self, paired: PairedCall, wrong: Values, inside: set[Blame]) -> Verdict:
+        """A module's own work, given what its children return in PyTorch; else its children; else all of it."""
+        path = paired.call.path
+        if path in self._own_work:
+            return Verdict(Blame.HERE, self._own_work[path])
+        if inside:
+            own = self._run(paired, {n: v for n, v in wrong.items() if not self._is_returned_inside(n, path)}, True)
+            if own is not None and own.blame == Blame.HERE:
+                return own
+            if inside & {Blame.HERE, Blame.INSIDE}:
+                return Verdict(Blame.INSIDE)
+            if Blame.UNCLEAR in inside:
+                return Verdict(Blame.UNCLEAR)
+        return self._run(paired, wrong, False) or Verdict(Blame.INHERITED)
 
     def _is_inside(self, inner: PairedCall, outer: PairedCall) -> bool:
         modules, path = self._file.modules, outer.call.path
-        below = inner.call.path != path and (not path or inner.call.path.startswith(f"{path}."))
-        return below and modules.call_within(inner.call.path, inner.call.index, path) in (outer.call.index, None)
+        if inner.call.path == path or not is_within(inner.call.path, path):
+            return False
+        return modules.call_within(inner.call.path, inner.call.index, path) in (outer.call.index, None)
 
-    def _cut(self, paired: PairedCall, wrong: Mapping[str, Array]) -> Cut | Blame:
-        """The module's nodes, with those without a tag that stand before them: other tools add such."""
-        call, main = paired.call, self._file.source.main
-        record = self._file.modules.records.get(call.path)
-        number = call.index if record is not None and record.calls > 1 else None
-        target = Target(call.path, None, number)
-        levels = members_of(main, self._file.modules.holds(target))
-        members = {place for level, places in levels if level is main for place in places}
-        pending = [*wrong, *(name for place in members for name in main.reads(place))]
-        while pending:
-            name = pending.pop()
-            place = None if self._is_others_result(name, call.path) else self._untagged.get(name)
-            if place is not None and place not in members:
-                members.add(place)
-                pending += main.reads(place)
-        made = {name for place in members for name in main.nodes[place].output}
-        leaving = [name for name in wrong if name in made]
-        if not leaving:
-            return Blame.INHERITED if len(levels) == 1 or not levels else Blame.UNCLEAR
-        return cut([(main, sorted(members))], leaving=leaving)
+    def _is_returned_inside(self, name: str, path: str) -> bool:
+        return any(other != path and is_within(other, path) for other in self._returned_by.get(name, ()))
 
     def _is_others_result(self, name: str, path: str) -> bool:
         """Whether another module returned a tensor, one that is neither inside this one nor around it."""
         returned_by = self._returned_by.get(name, ())
         return any(not is_within(other, path) and not is_within(path, other) for other in returned_by)
 
-    def _run(self, paired: PairedCall, wrong: Mapping[str, Array], found: Cut, values: Mapping[str, Array]) -> Verdict:
-        feeds = {border.name: self._value(border.name, paired, values) for border in found.inputs}
-        target = Target(paired.call.path, None, paired.call.index)
+    def _run(self, paired: PairedCall, wrong: Values, own_work: bool) -> Verdict | None:
+        """Run what makes these tensors, back to PyTorch's values; None where no node of the module is in it."""
+        path = paired.call.path
+
+        def is_known(name: str) -> bool:
+            if name in self._feeds or self._is_others_result(name, path):
+                return True
+            return own_work and name not in wrong and self._is_returned_inside(name, path)
+
+        places = self._back_from(wrong, is_known)
+        mine = self._places(paired)
+        tags = self._file.source.main.tags
+        if not any(place in mine or tags[place] is None for place in places):
+            return None
+        # What other modules' nodes make of those values, on the way to this one.
+        border = [name for place in sorted(places & mine) for name in self._reads_from(place, places - mine)]
         try:
-            piece = loaded(build(self._file.source, found, target, ""), self._file.weights)
-            given = run_bytes(piece.SerializeToString(), Path(), {n: v for n, v in feeds.items() if v is not None})
+            given = self._values(paired, places, [*wrong, *border], self._known)
+            verdict = self._compared(wrong, given)
+            if verdict.blame == Blame.HERE and (taken := self._closest(paired, border, given)):
+                fed = {**self._known, **given, **taken}
+                again = self._values(paired, {p for p in places if p in mine or tags[p] is None}, list(wrong), fed)
+                better = self._compared(wrong, again)
+                if better.blame == Blame.INHERITED:
+                    self._note_own_work(taken, verdict.own_abs)
+                    verdict = better
         except (FormatError, KeyError):
             return Verdict(Blame.UNCLEAR)
-        own = 0.0
-        blame = Blame.INHERITED
-        for name, value in given.items():
-            if value.shape != wrong[name].shape:
+        return verdict
+
+    def _note_own_work(self, names: Iterable[str], size: float | None) -> None:
+        """A module's own nodes, on the way to one of its children, make something else than PyTorch does."""
+        for name in names:
+            tag = self._file.source.main.tags[self._maker[name]]
+            if tag is not None:
+                self._own_work.setdefault(tag.hierarchy_module, size)
+
+    def _places(self, paired: PairedCall) -> set[int]:
+        """The module's nodes in the main graph."""
+        main, call = self._file.source.main, paired.call
+        record = self._file.modules.records.get(call.path)
+        number = call.index if record is not None and record.calls > 1 else None
+        levels = members_of(main, self._file.modules.holds(Target(call.path, None, number)))
+        return {place for level, places in levels if level is main for place in places}
+
+    def _back_from(self, names: Iterable[str], is_known: Callable[[str], bool]) -> set[int]:
+        """All nodes that these tensors are made of, back to what is known."""
+        main = self._file.source.main
+        places: set[int] = set()
+        pending = [self._maker[name] for name in names if name in self._maker]
+        while pending:
+            place = pending.pop()
+            if place not in places:
+                places.add(place)
+                reads = (name for name in main.reads(place) if not is_known(name))
+                pending += [self._maker[name] for name in reads if name in self._maker]
+        return places
+
+    def _reads_from(self, place: int, others: set[int]) -> list[str]:
+        return [name for name in self._file.source.main.reads(place) if self._maker.get(name) in others]
+
+    def _values(
+        self, paired: PairedCall, places: set[int], names: Sequence[str], known: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """What these nodes make, from PyTorch's values."""
+        main = self._file.source.main
+        made = {name for place in places for name in main.nodes[place].output}
+        wanted = [name for name in dict.fromkeys(names) if name in made]
+        found = cut([(main, sorted(places))], leaving=wanted)
+        target = Target(paired.call.path, None, paired.call.index)
+        piece = loaded(build(self._file.source, found, target, ""), self._file.weights)
+        feeds = {value.name: known[value.name] for value in piece.graph.input}
+        return run_bytes(piece.SerializeToString(), Path(), feeds)
+
+    def _compared(self, wrong: Values, given: Mapping[str, Array]) -> Verdict:
+        own, blame = 0.0, Blame.INHERITED
+        for name, expected in wrong.items():
+            if name not in given:
+                continue
+            if given[name].shape != expected.shape or kind(given[name]) != kind(expected):
                 return Verdict(Blame.HERE)
-            apart = difference(wrong[name], value, self._tolerance)
+            apart = difference(expected, given[name], self._tolerance)
             own = max(own, apart.max_abs)
             blame = blame if apart.within else Blame.HERE
         return Verdict(blame, own)
 
-    def _value(self, name: str, paired: PairedCall, values: Mapping[str, Array]) -> Array | None:
-        """PyTorch's value of a tensor that enters the module: recorded, or that of its arguments which is closest."""
-        if name in self._known:
-            return self._known[name]
-        own = values.get(name)
-        if own is None:
-            return None
-        fitting = [value for value in paired.call.taken if value.shape == own.shape and kind(value) == kind(own)]
-        return min(fitting, key=lambda value: difference(value, own, self._tolerance).max_abs, default=own)
+    def _closest(self, paired: PairedCall, border: Iterable[str], given: Mapping[str, Array]) -> Values:
+        """Of PyTorch's arguments those that a tensor on the way should be, where it is none of them."""
+        found: Values = {}
+        for name in border:
+            value = given.get(name)
+            if value is None or kind(value) != "f":
+                continue
+            fitting = [other for other in paired.call.taken if other.shape == value.shape and kind(other) == "f"]
+            if not fitting or any(difference(other, value, self._tolerance).within for other in fitting):
+                continue
+            found[name] = min(fitting, key=lambda other: difference(other, value, self._tolerance).max_abs)
+        return found

@@ -16,7 +16,7 @@ from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, ArgumentTypeError
 from modelexport.parity.eager import EagerCall, run_eagerly
 from modelexport.parity.feeds import feeds_for
-from modelexport.parity.measure import Array, Difference, Tolerance, difference, kind
+from modelexport.parity.measure import Array, Difference, Tolerance, checked_tolerance, difference, kind
 from modelexport.parity.pairs import Pair, PairedCall, Pairing
 from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, TensorParity, Verification
 from modelexport.parity.runtime import check_runtime, run_exposed
@@ -43,7 +43,7 @@ def verify(
     inherit it. `module` narrows the answer to a tag, a module path or a glob. The file may have been
     changed since its export, to another precision for example: what is still in it by name is compared.
     """
-    tolerance = _tolerance(atol, rtol)
+    tolerance = checked_tolerance(atol, rtol)
     path = as_path(onnx_path)
     step = on_step or (lambda _: None)
     live, inputs = _check(model, example_inputs)
@@ -51,30 +51,19 @@ def verify(
     with collector_paused(), opened(path) as file:
         step("run the PyTorch model")
         feeds = feeds_for(file.source.proto.graph, live, inputs)
-        calls = list(Pairing(file).of(run_eagerly(live, inputs)))
-        wanted = _narrowed(file, calls, module)
+        calls = list(Pairing(file).of(run_eagerly(live, inputs, root_only=isinstance(model, ExportedProgram))))
+        wanted = {id(paired) for paired in _narrowed(file, calls, module)}
         step("run the ONNX file")
-
-        def fetch(names: set[str]) -> dict[str, Array]:
-            own = {value.name for value in file.source.main.graph.output}
-            values = run_exposed(file.weights.data, path.parent, feeds, sorted(names - own - feeds.keys()))
-            return {**feeds, **values}
-
-        values = fetch({name for paired in calls for pair in paired.pairs for name in pair.names})
-        compared = [(paired, _compare(paired, values, tolerance)) for paired in wanted]
-        blames = _blames(file, calls, compared, feeds, tolerance, fetch, step)
+        names = {name for paired in calls for pair in paired.pairs for name in pair.names}
+        names -= {value.name for value in file.source.main.graph.output}
+        values = {**feeds, **run_exposed(file.weights.data, path.parent, feeds, sorted(names - feeds.keys()))}
+        compared = [(paired, _compare(paired, values, tolerance)) for paired in calls]
+        blames = _blames(file, calls, compared, feeds, tolerance, step)
     lost = [paired.call for paired, found in compared if found and all(name is None for _, _, name in found)]
-    modules = tuple(_record(file, paired, found, blames.get(id(paired)), lost) for paired, found in compared)
+    modules = tuple(
+        _record(file, paired, found, blames.get(id(paired)), lost) for paired, found in compared if id(paired) in wanted
+    )
     return _verification(path, tolerance, modules)
-
-
-def _tolerance(atol: float, rtol: float) -> Tolerance:
-    for name, value in (("atol", atol), ("rtol", rtol)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ArgumentTypeError(f"{name} is a {type(value).__name__}", hint="pass a number")
-        if not 0 <= value < float("inf"):
-            raise ArgumentError(f"{name} is {value}", hint="it cannot be negative, nor without end")
-    return Tolerance(float(atol), float(rtol))
 
 
 def _check(model: object, example_inputs: Any) -> tuple[nn.Module, ModelInputs]:
@@ -136,7 +125,6 @@ def _blames(
     compared: list[tuple[PairedCall, Found]],
     feeds: Mapping[str, Array],
     tolerance: Tolerance,
-    fetch: Callable[[set[str]], dict[str, Array]],
     step: Callable[[str], None],
 ) -> dict[int, Verdict]:
     suspects: list[Suspect] = []
@@ -146,8 +134,8 @@ def _blames(
             suspects.append((paired, wrong))
     if not suspects:
         return {}
-    step(f"run {len(suspects)} modules that differ by themselves")
-    verdicts = Judge(file, calls, feeds, tolerance).blame(suspects, fetch)
+    step(f"run what differs by itself: {len(suspects)} of {len(compared)} calls")
+    verdicts = Judge(file, calls, feeds, tolerance).blame(suspects)
     return {id(paired): verdict for (paired, _), verdict in zip(suspects, verdicts, strict=True)}
 
 
@@ -208,7 +196,7 @@ def _verification(path: Path, tolerance: Tolerance, modules: tuple[ModuleParity,
         file=path.name,
         atol=tolerance.atol,
         rtol=tolerance.rtol,
-        agrees=not failed,
+        agrees=not failed and any(found.outcome == Outcome.AGREES for found in modules),
         first=failed[0].module if failed else None,
         causes=_causes(failed),
         outcomes=dict(Counter(str(found.outcome) for found in modules)),

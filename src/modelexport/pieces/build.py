@@ -52,20 +52,29 @@ class Source(NamedTuple):
     records: Embedded | Sidecar | None
 
 
-def build(source: Source, cut: Cut, target: Target, name: str, part: int | None = None) -> Piece:
-    """The piece as a model, called `name`; its large weights are yet to be filled in."""
+Renamed = Mapping[int, Mapping[str, str]]
+"""New names for tensors, by level."""
+
+
+def build(
+    source: Source, cut: Cut, target: Target, name: str, part: int | None = None, renamed: Renamed | None = None
+) -> Piece:
+    """The piece as a model, called `name`; its large weights are yet to be filled in.
+
+    `renamed` are the names of the whole that it is a part of, where those are known.
+    """
     end = cut.end(source.main)
     source.types.of((*cut.inputs, *cut.outputs), end)  # in one go
     fixed = source.types.fixed_values(cut.inputs, end)
     cut = cut._replace(inputs=tuple(border for border in cut.inputs if border.name not in fixed))
-    renamed = _clashes(cut)
+    renamed = clashes(cut) if renamed is None else renamed
     proto = _frame(source.proto)
     graph = proto.graph
     graph.name = source.proto.graph.name
     pulled = list(fixed)
     tags: list[codec.NodeTag | None] = []
     for place in cut.parts:
-        tags += _copy_nodes(graph, place, renamed.get(id(place.level), {}))
+        tags += _copy_nodes(graph, place, _renamed_in(place.level, renamed))
         pulled += [node_key(place.level.prefix, number, place.level.nodes[number]) for number in place.pulled]
     _add_borders(graph, cut, renamed, source)
     weights = _add_weights(graph, cut, renamed)
@@ -80,7 +89,7 @@ def build(source: Source, cut: Cut, target: Target, name: str, part: int | None 
         tag=target.tag,
         call=target.call,
         part=part,
-        nodes=len(flat.nodes) - len(pulled) + len(fixed),
+        nodes=sum(not node.function for node in flat.nodes) - len(pulled) + len(fixed),
         pulled_in=tuple(pulled),
         inputs=tensor_infos(graph.input),
         outputs=tensor_infos(graph.output),
@@ -104,7 +113,7 @@ def _frame(proto: onnx.ModelProto) -> onnx.ModelProto:
     return frame
 
 
-def _clashes(cut: Cut) -> dict[int, dict[str, str]]:
+def clashes(cut: Cut) -> Renamed:
     """New names for tensors of nested levels that are called like one of another level."""
     used: set[str] = set()
     renamed: dict[int, dict[str, str]] = {}
@@ -148,18 +157,27 @@ def _rename(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
             value.name = renamed.get(value.name, value.name)
 
 
-def _name(border: Border, renamed: Mapping[int, Mapping[str, str]]) -> str:
+def _renamed_in(level: Level | None, renamed: Renamed) -> dict[str, str]:
+    """The new names that hold in a level: its own, and those of the levels around it."""
+    found: dict[str, str] = {}
+    while level is not None:
+        found = {**renamed.get(id(level), {}), **found}
+        level = level.outer
+    return found
+
+
+def _name(border: Border, renamed: Renamed) -> str:
     return renamed.get(id(border.level), {}).get(border.name, border.name)
 
 
-def _add_borders(graph: onnx.GraphProto, cut: Cut, renamed: Mapping[int, Mapping[str, str]], source: Source) -> None:
+def _add_borders(graph: onnx.GraphProto, cut: Cut, renamed: Renamed, source: Source) -> None:
     for borders, values in ((cut.inputs, graph.input), (cut.outputs, graph.output)):
         for border, value in zip(borders, source.types.of(borders, cut.end(source.main)), strict=True):
             value.name = _name(border, renamed)
             values.append(value)
 
 
-def _add_weights(graph: onnx.GraphProto, cut: Cut, renamed: Mapping[int, Mapping[str, str]]) -> tuple[int | None, ...]:
+def _add_weights(graph: onnx.GraphProto, cut: Cut, renamed: Renamed) -> tuple[int | None, ...]:
     """Copy the initializers as they are declared; returns their places in the main graph."""
     places: list[int | None] = []
     for border in cut.weights:
@@ -175,16 +193,18 @@ def _add_weights(graph: onnx.GraphProto, cut: Cut, renamed: Mapping[int, Mapping
     return tuple(places)
 
 
-def _add_tensor_facts(graph: onnx.GraphProto, cut: Cut, renamed: Mapping[int, Mapping[str, str]]) -> None:
+def _add_tensor_facts(graph: onnx.GraphProto, cut: Cut, renamed: Renamed) -> None:
     """What the source says of tensors inside the piece: their types, and notes on their quantization."""
     ends = {value.name for values in (graph.input, graph.output) for value in values}
     weights = {_name(border, renamed) for border in cut.weights}
     for part in cut.parts:
         nodes = part.level.nodes
-        made = {name for place in (*part.members, *part.pulled) for name in nodes[place].output if name}
-        for value in part.level.graph.value_info:
-            name = _name(Border(part.level, value.name), renamed)
-            if value.name in made and name not in ends:
+        places = sorted((*part.members, *part.pulled))
+        made = dict.fromkeys(name for place in places for name in nodes[place].output if name)
+        for told in made:
+            value = part.level.declared.get(told)
+            name = _name(Border(part.level, told), renamed)
+            if value is not None and name not in ends:
                 graph.value_info.add().CopyFrom(value)
                 graph.value_info[-1].name = name
         for note in part.level.graph.quantization_annotation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from modelexport.pieces.levels import Flow, Level
@@ -34,11 +34,20 @@ class Cut(NamedTuple):
     outputs: tuple[Border, ...]
     weights: tuple[Border, ...]
 
+    @property
+    def size(self) -> int:
+        """How many nodes it has, with those inside them, without what is pulled in."""
+        return sum(
+            1 + sum(sum(1 for _ in body.tags_inside()) for body in part.level.bodies.get(place, ()))
+            for part in self.parts
+            for place in part.members
+        )
+
     def end(self, main: Level) -> int:
         """One past the last node of the main graph that has to do with it."""
         last = -1
         for part in self.parts:
-            level, place = part.level, max((*part.members, *part.pulled))
+            level, place = part.level, max((*part.members, *part.pulled), default=-1)
             while level.outer is not None:
                 level, place = level.outer, level.place
             last = max(last, place)
@@ -48,7 +57,7 @@ class Cut(NamedTuple):
 def whole(main: Level) -> Cut:
     """All of a model, as it is."""
     places = tuple(range(len(main.nodes)))
-    inputs = tuple(Border(main, v.name) for v in main.graph.input if v.name not in main.weights)
+    inputs = tuple(Border(main, value.name) for value in main.graph.input)
     outputs = tuple(Border(main, value.name) for value in main.graph.output)
     return Cut((Part(main, places),), inputs, outputs, tuple(Border(main, name) for name in main.weights))
 
@@ -84,7 +93,26 @@ def cut(members: Members, results: Collection[str] = (), leaving: Sequence[str] 
         outputs += [
             Border(level, name) for name in (leaving_of(level, places, results) if leaving is None else leaving)
         ]
-    return Cut(gathered.parts(), tuple(gathered.inputs), tuple(outputs), tuple(gathered.weights))
+    return Cut(gathered.parts(), tuple(in_graph_order(gathered.inputs)), tuple(outputs), tuple(gathered.weights))
+
+
+def in_graph_order(borders: Iterable[Border]) -> list[Border]:
+    """Tensors as they are first read, but the inputs of a graph in their own order among themselves."""
+    borders = list(borders)
+    rank: dict[Border, int] = {}
+    for level in {id(border.level): border.level for border in borders}.values():
+        rank.update((Border(level, value.name), number) for number, value in enumerate(level.graph.input))
+    following = iter(sorted((border for border in borders if border in rank), key=lambda border: rank[border]))
+    return [next(following) if border in rank else border for border in borders]
+
+
+def ends_in_order(level: Level, borders: Iterable[Border]) -> list[Border]:
+    """Tensors as they are made, but the outputs of a graph in their own order among themselves."""
+    borders = list(borders)
+    there = set(borders)
+    ends = dict.fromkeys(Border(level, value.name) for value in level.graph.output)
+    following = iter([border for border in ends if border in there])
+    return [next(following) if border in ends else border for border in borders]
 
 
 class _Gathered:
@@ -107,7 +135,6 @@ class _Gathered:
             entering.update(dict.fromkeys(level.reads(place)))
         for name in entering:
             self._need(flow, name)
-        self._graph_inputs_in_order()
 
     def _need(self, flow: Flow, name: str) -> None:
         pending = [(flow, name)]
@@ -129,16 +156,6 @@ class _Gathered:
             if place not in places and place not in self._members.get(id(home.level), (None, ()))[1]:
                 places.add(place)
                 pending += [(home, read) for read in home.level.reads(place)]
-
-    def _graph_inputs_in_order(self) -> None:
-        """The model's own inputs keep their order among themselves."""
-        rank = {}
-        for border in self.inputs:
-            for number, value in enumerate(border.level.graph.input):
-                if value.name == border.name:
-                    rank[border] = number
-        ordered = iter(sorted(rank, key=lambda border: rank[border]))
-        self.inputs = dict.fromkeys(next(ordered) if border in rank else border for border in self.inputs)
 
     def parts(self) -> tuple[Part, ...]:
         found: dict[int, Part] = {}
@@ -180,8 +197,7 @@ def leaving_of(level: Level, places: Sequence[int], results: Collection[str]) ->
     """
     made = dict.fromkeys(name for place in places for name in level.nodes[place].output if name)
     own = set(places)
-    ends = [value.name for value in level.graph.output if value.name in made]
-    leaving = {*ends, *(name for name in results if name in made)}
+    leaving = {name for name in (*(value.name for value in level.graph.output), *results) if name in made}
     bodies = level.bodies
     constant = level.flow(max(places) + 1).constant
     for place in range(min(places), len(level.nodes)):
@@ -192,6 +208,5 @@ def leaving_of(level: Level, places: Sequence[int], results: Collection[str]) ->
     if not leaving:
         inside = {name for place in places for name in level.reads(place)}
         leaving = {name for name in made if name not in inside} or set(made)
-    in_order = dict.fromkeys(ends)
-    following = iter(in_order)
-    return [next(following) if name in in_order else name for name in made if name in leaving]
+    leaving_in_order = ends_in_order(level, (Border(level, name) for name in made if name in leaving))
+    return [border.name for border in leaving_in_order]

@@ -11,9 +11,11 @@ import onnx
 
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, FileError, FormatError
+from modelexport.fingerprint import topology_digest, work_digests
+from modelexport.graph import flatten
 from modelexport.pieces.build import Piece, Source, build
-from modelexport.pieces.cut import cut, members_of, whole
-from modelexport.pieces.levels import Level, by_doc_string, by_record
+from modelexport.pieces.cut import Cut, cut, members_of, whole
+from modelexport.pieces.levels import Level, by_doc_string, by_record, sort_nodes
 from modelexport.pieces.target import Modules, Target
 from modelexport.pieces.types import Types
 from modelexport.pieces.write import Weights, loaded, write
@@ -29,7 +31,7 @@ from modelexport.tagged.sidecar import (
     sidecar_path,
 )
 from modelexport.tagged.staging import check_target
-from modelexport.tagged.weights import initializer_fields
+from modelexport.tagged.weights import weight_fields
 
 
 class Extracted(NamedTuple):
@@ -74,19 +76,27 @@ class TaggedFile(NamedTuple):
         target = self.modules.find(module)
         return target if call is None else self.modules.called(target, call)
 
-    def piece(self, target: Target, name: str) -> Piece:
+    def cut(self, target: Target) -> Cut:
+        """What makes up a module."""
         if not target.path and target.call is None:
-            return build(self.source, whole(self.source.main), target, name)
+            return whole(self.source.main)
         members = members_of(self.source.main, self.modules.holds(target))
         if not members:
             raise self.modules.nothing(target)
-        return build(self.source, cut(members, self.modules.results(target)), target, name)
+        return cut(members, self.modules.results(target))
+
+    def piece(self, target: Target, name: str) -> Piece:
+        """A module as a model."""
+        return build(self.source, self.cut(target), target, name)
 
     def check_not_overwritten(self, target: Path) -> None:
         """Refuse to write over what is being read."""
-        own = {self.path, *(self.path.parent / name for name in external_files(self.source.proto))}
-        written = {target, target.with_name(f"{target.name}.data")}
-        if {path.resolve() for path in own} & {path.resolve() for path in written}:
+        written = [target, target.with_name(f"{target.name}.data")]
+        there = {path.resolve() for path in written if path.exists()}
+        own = {self.path.resolve()}
+        if there - own:
+            own |= {(self.path.parent / name).resolve() for name in external_files(self.source.proto)}
+        if own & there:
             raise ArgumentError(f"{target} would overwrite the model itself", hint="choose another output")
 
 
@@ -98,25 +108,54 @@ def opened(onnx_model: onnx.ModelProto | StrPath) -> Iterator[TaggedFile]:
         return
     path = as_path(onnx_model)
     with mapped(path) as data:
-        yield _read(path, data)
+        try:
+            yield _read(path, data)
+        except (TypeError, UnicodeDecodeError) as error:
+            if _has_odd_names(parse(data, path)):
+                raise FormatError(f"{path} has names that are not UTF-8", hint="write it again") from error
+            raise
+
+
+def _has_odd_names(proto: onnx.ModelProto) -> bool:
+    """Whether a name is not text; protobuf then gives its bytes, or nothing."""
+    try:
+        onnx.ModelProto.FromString(proto.SerializeToString())
+        names = [name for node in proto.graph.node for name in (*node.input, *node.output, node.name, node.op_type)]
+        names += [tensor.name for tensor in proto.graph.initializer]
+        names += [v.name for v in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)]
+    except UnicodeDecodeError:
+        return True
+    return not all(isinstance(name, str) for name in names)
 
 
 def _read(path: Path, data: bytes | memoryview) -> TaggedFile:
-    fields = list(initializer_fields(data))
+    fields = weight_fields(data, path)
     proto = parse(data, path, fields)
     records = _embedded(proto)
-    sidecar = None if records is not None or not path.name else _sidecar(path)
     main = Level(proto.graph, by_doc_string())
+    if not main.flow(len(main.nodes)).in_order:
+        sort_nodes(main)
+        main = Level(proto.graph, by_doc_string())
+    sidecar = _sidecar(path) if path.name and (records is None or not _is_tagged(main)) else None
     if sidecar is not None and not _is_tagged(main):
+        _check_own(path, proto, sidecar)
         main = Level(proto.graph, by_record({key: recorded_tag(node) for key, node in sidecar.nodes.items()}))
     if not _is_tagged(main) and main.nodes:
         name = path.name or "the model"
         raise FormatError(f"{name} has no tags, so nothing tells its modules", hint="export it with modelexport")
     told: Embedded | Sidecar | None = records or sidecar
     modules = Modules({} if told is None else told.modules, (tag for level in main for tag in level.tags))
-    return TaggedFile(
-        path, Source(path.name, proto, main, Types(proto, main), told), modules, Weights(data, fields, path.parent)
-    )
+    source = Source(path.name, proto, main, Types(proto, main), told)
+    return TaggedFile(path, source, modules, Weights(data, fields, path.parent))
+
+
+def _check_own(path: Path, proto: onnx.ModelProto, sidecar: Sidecar) -> None:
+    """Where the sidecar alone has the tags, it has to be of this very graph."""
+    graph = flatten(proto)
+    if topology_digest(graph, work_digests(graph)) != sidecar.statistics.topology:
+        raise FormatError(
+            f"{path.name} has no tags, and {sidecar_path(path).name} is of another graph", hint="export the model again"
+        )
 
 
 def _is_tagged(main: Level) -> bool:

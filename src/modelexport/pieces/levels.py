@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx
@@ -81,6 +82,14 @@ class Level:
         return found
 
     @functools.cached_property
+    def declared(self) -> dict[str, onnx.ValueInfoProto]:
+        """What this graph says of its tensors, by name."""
+        found = {value.name: value for value in self.graph.value_info}
+        for values in (self.graph.input, self.graph.output):
+            found.update((value.name, value) for value in values if value.HasField("type") or value.name not in found)
+        return found
+
+    @functools.cached_property
     def weight_places(self) -> dict[str, int]:
         """The place of each initializer among those of this graph, by name; sparse ones have none."""
         return {tensor.name: place for place, tensor in enumerate(self.graph.initializer)}
@@ -92,6 +101,30 @@ class Level:
         return self._flow
 
 
+def sort_nodes(level: Level) -> None:
+    """Put each node of a graph after those that it reads from; runtimes do not ask for it, nor do all tools do it."""
+    maker = {name: place for place, node in enumerate(level.nodes) for name in node.output if name}
+    reads = {p: {maker[name] for name in level.reads(p) if name in maker} - {p} for p in range(len(level.nodes))}
+    order: list[int] = []
+    waits = {place: len(sources) for place, sources in reads.items()}
+    readers: dict[int, list[int]] = {}
+    for place, sources in reads.items():
+        for source in sources:
+            readers.setdefault(source, []).append(place)
+    ready = [place for place, count in waits.items() if not count]
+    while ready:
+        place = heapq.heappop(ready)
+        order.append(place)
+        for reader in readers.get(place, ()):
+            waits[reader] -= 1
+            if not waits[reader]:
+                heapq.heappush(ready, reader)
+    kept = onnx.GraphProto()
+    kept.node.extend(level.nodes[place] for place in order)
+    del level.graph.node[:]
+    level.graph.node.extend(kept.node)
+
+
 def node_key(prefix: str, position: int, node: onnx.NodeProto) -> str:
     """The key of a node, as in `modelexport.graph`: its first output, else its place."""
     return prefix + next(filter(None, node.output), f"#{position}")
@@ -101,7 +134,8 @@ class Flow:
     """The nodes of a level, up to one of them, that do not depend on the model's inputs.
 
     `constant` has the place of the node for each tensor that such a node makes. A node that may give
-    another result each time is not among them, nor one whose operator nobody knows.
+    another result each time is not among them, nor one whose operator nobody knows. `in_order` tells
+    whether each node comes after those that it reads from, as far as constants are concerned.
     """
 
     def __init__(self, level: Level, end: int) -> None:
@@ -109,6 +143,7 @@ class Flow:
         self.end = end
         self.outer = None if level.outer is None else level.outer.flow(level.place)
         self.constant: dict[str, int] = {}
+        self.in_order = True
         around = set() if self.outer is None else self.outer.varying
         weights = level.weights
         varying = around.union(value.name for value in level.graph.input if value.name not in weights)
@@ -119,6 +154,8 @@ class Flow:
                     varying.update(node.output)
                     break
             else:
+                if self.in_order and self.outer is None:
+                    self.in_order = all(name in constant or name in weights or not name for name in node.input)
                 if is_repeatable(node.domain, node.op_type):
                     constant.update(dict.fromkeys(filter(None, node.output), position))
                 else:

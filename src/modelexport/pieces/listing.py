@@ -10,9 +10,8 @@ import msgspec
 from modelexport.analysis.modules import Borders, Lineage, totals
 from modelexport.graph import flatten
 from modelexport.hierarchy.tree import is_within
-from modelexport.pieces.cut import Border, leaving_of, members_of
+from modelexport.pieces.cut import Border, ends_in_order, in_graph_order, leaving_of, members_of, whole
 from modelexport.pieces.extract import TaggedFile, opened
-from modelexport.pieces.levels import Level
 from modelexport.pieces.target import Target
 from modelexport.tagged.build import tensor_infos
 from modelexport.tagged.files import StrPath
@@ -39,61 +38,74 @@ def extractable(onnx_model: StrPath, module: str | None = None) -> list[Extracta
 
 
 def _list(file: TaggedFile, target: Target | None) -> list[Extractable]:
-    main, records = file.source.main, file.modules.records
-    graph = flatten(file.source.proto)
-    tags = list(main.tags_inside())
-    tags += [None] * (len(graph.nodes) - len(tags))  # those in functions come along with what calls them
-    lineage = Lineage(records)
-    counts = totals(Counter(tag.hierarchy_module for tag in tags if tag is not None), lineage)
-    constants = [level.prefix + name for level in main for name in level.flow(len(level.nodes)).constant]
-    borders = Borders(graph, tags, lineage, constants)
-    wanted = [path for path in file.modules.tags if counts[path] and (target is None or path == target.path)]
+    counts = Counter(tag.hierarchy_module for tag in file.source.main.tags_inside() if tag is not None)
+    whole = totals(counts, Lineage(file.modules.records))
+    wanted = [path for path in file.modules.tags if whole[path] and (target is None or path == target.path)]
     if target is not None and not wanted:
         raise file.modules.nothing(target)
-    place = {name: number for number, name in enumerate(graph.producer)}
-    levels = {level.prefix: level for level in main}
-
-    def crossing(path: str) -> tuple[list[str], list[str]]:
-        if not path:
-            return graph.inputs, graph.outputs
-        results = (name for name in file.modules.results(Target(path, None)) if made_inside(name, path))
-        leaving = {*borders.outputs.get(path, ()), *results} or set(_of_constants(file, Target(path, None)))
-        return list(borders.inputs.get(path, ())), sorted(leaving, key=lambda name: place[name])
-
-    def made_inside(name: str, path: str) -> bool:
-        tag = tags[graph.producer[name]] if name in graph.producer else None
-        return tag is not None and is_within(tag.hierarchy_module, path)
-
-    found = {path: crossing(path) for path in wanted}
-    keys = dict.fromkeys(key for both in found.values() for names in both for key in names)
-    known = dict(
-        zip(
-            keys,
-            tensor_infos(file.source.types.of((_border(levels, key) for key in keys), len(main.nodes))),
-            strict=True,
-        )
-    )
+    found = _by_cutting(file, wanted) if file.source.main.bodies or len(wanted) == 1 else _at_once(file, wanted)
+    crossing = dict.fromkeys(border for inputs, outputs, _ in found.values() for border in (*inputs, *outputs))
+    end = len(file.source.main.nodes)
+    known = dict(zip(crossing, tensor_infos(file.source.types.of(crossing, end)), strict=True))
+    entering = dict.fromkeys(border for path, (inputs, _, _) in found.items() for border in inputs if path)
+    fixed = file.source.types.fixed_values(entering, end)
+    records = file.modules.records
     return [
         Extractable(
             module=path,
             tag=file.modules.tags[path],
             class_=records[path].class_ if path in records else "",
-            nodes=counts[path],
+            nodes=nodes,
             calls=records[path].calls if path in records else 0,
-            inputs=tuple(known[key] for key in found[path][0]),
-            outputs=tuple(known[key] for key in found[path][1]),
+            inputs=tuple(known[border] for border in inputs if border.name not in fixed or not path),
+            outputs=tuple(known[border] for border in outputs),
         )
-        for path in wanted
+        for path, (inputs, outputs, nodes) in found.items()
     ]
+
+
+Crossing = tuple[list[Border], list[Border], int]
+"""What enters and leaves a module, and how many nodes it has."""
+
+
+def _by_cutting(file: TaggedFile, wanted: list[str]) -> dict[str, Crossing]:
+    """One cut after the other."""
+    found: dict[str, Crossing] = {}
+    for path in wanted:
+        piece = file.cut(Target(path, None))
+        found[path] = list(piece.inputs), list(piece.outputs), piece.size
+    return found
+
+
+def _at_once(file: TaggedFile, wanted: list[str]) -> dict[str, Crossing]:
+    """All modules in one walk through a graph without bodies."""
+    main = file.source.main
+    graph = flatten(file.source.proto)
+    tags = [*main.tags, *[None] * (len(graph.nodes) - len(main.tags))]  # what is in functions is nobody's
+    lineage = Lineage(file.modules.records)
+    borders = Borders(graph, tags, lineage, main.flow(len(main.nodes)).constant)
+    counts = totals(Counter(tag.hierarchy_module for tag in tags if tag is not None), lineage)
+    place = {name: number for number, name in enumerate(graph.producer)}
+
+    def made_inside(name: str, path: str) -> bool:
+        tag = tags[graph.producer[name]] if name in graph.producer else None
+        return tag is not None and is_within(tag.hierarchy_module, path)
+
+    found: dict[str, Crossing] = {}
+    for path in wanted:
+        if not path:
+            model = whole(main)
+            found[path] = list(model.inputs), list(model.outputs), model.size
+            continue
+        results = [name for name in file.modules.results(Target(path, None)) if made_inside(name, path)]
+        leaving = {*borders.outputs.get(path, ()), *results} or set(_of_constants(file, Target(path, None)))
+        entering = [Border(main, name) for name in borders.inputs.get(path, ())]
+        leaving_in_order = [Border(main, name) for name in sorted(leaving, key=lambda name: place[name])]
+        found[path] = in_graph_order(entering), ends_in_order(main, leaving_in_order), counts[path]
+    return found
 
 
 def _of_constants(file: TaggedFile, target: Target) -> Iterator[str]:
     """What a module gives of which everybody has a copy."""
     for level, places in members_of(file.source.main, file.modules.holds(target)):
-        yield from (level.prefix + name for name in leaving_of(level, places, ()))
-
-
-def _border(levels: dict[str, Level], key: str) -> Border:
-    """A tensor by its key, which has the path of its level in front."""
-    prefix = max((prefix for prefix in levels if key.startswith(prefix)), key=len)
-    return Border(levels[prefix], key[len(prefix) :])
+        yield from leaving_of(level, places, ())

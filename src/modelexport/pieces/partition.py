@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 
 from modelexport.hierarchy.tree import is_within
-from modelexport.pieces.build import build
-from modelexport.pieces.cut import cut, leaving_of, members_of
+from modelexport.pieces.build import Renamed, build, clashes
+from modelexport.pieces.cut import Border, Cut, cut, leaving_of, members_of
 from modelexport.pieces.extract import Extracted, TaggedFile, opened
 from modelexport.pieces.levels import Level
 from modelexport.pieces.order import Key, in_order
@@ -30,8 +30,21 @@ def partition(
     """
     with opened(onnx_model) as file:
         target = file.find(module, call)
-        for level, places in _members(file, target):
-            yield from _pieces(file, target, level, places)
+        members = _members(file, target)
+        if not target.path and target.call is None:
+            yield from _constants(file, target)
+        renamed = clashes(cut(members)) if members else {}
+        for level, places in members:
+            yield from _pieces(file, target, level, places, renamed)
+
+
+def _constants(file: TaggedFile, target: Target) -> Iterator[Extracted]:
+    """A piece without nodes for what a model gives back though no node makes it."""
+    main = file.source.main
+    given = tuple(Border(main, value.name) for value in main.graph.output if value.name in main.weights)
+    if given:
+        piece = build(file.source, Cut((), (), given, given), target, "")
+        yield Extracted(loaded(piece, file.weights), piece.record)
 
 
 def _members(file: TaggedFile, target: Target) -> list[tuple[Level, list[int]]]:
@@ -44,7 +57,7 @@ def _members(file: TaggedFile, target: Target) -> list[tuple[Level, list[int]]]:
     return found
 
 
-def _pieces(file: TaggedFile, target: Target, level: Level, places: list[int]) -> Iterator[Extracted]:
+def _pieces(file: TaggedFile, target: Target, level: Level, places: list[int], renamed: Renamed) -> Iterator[Extracted]:
     """The pieces of one level."""
     flow = level.flow(len(level.nodes))
     readers = _Readers(level, places, leaving_of(level, places, file.modules.results(target)))
@@ -62,7 +75,7 @@ def _pieces(file: TaggedFile, target: Target, level: Level, places: list[int]) -
         seen[key] += 1
         child = target if key is None else Target(key[0], file.modules.tags.get(key[0]), key[1])
         piece = cut([(level, members)], leaving=readers.leaving(members))
-        built = build(file.source, piece, child, "", part)
+        built = build(file.source, piece, child, "", part, renamed)
         yield Extracted(loaded(built, file.weights), built.record)
 
 

@@ -40,6 +40,7 @@ class Modules:
         self.records = records
         self.tags: dict[str, str | None] = {path: record.tag for path, record in records.items()}
         self._aliases = {alias: path for path, record in records.items() for alias in record.aliases}
+        self._calls = {path: record.calls for path, record in records.items()}
         if not records:
             self._gather(tags)
         self._path_of = {tag: path for path, tag in self.tags.items() if tag is not None}
@@ -51,6 +52,8 @@ class Modules:
         for tag in tags:
             if tag is not None:
                 modules.setdefault(tag.hierarchy_path, set()).add(tag.hierarchy_module)
+                calls = self._calls.get(tag.hierarchy_module, 1)
+                self._calls[tag.hierarchy_module] = max(calls, 1 + (tag.hierarchy_call or 0))
         for name, paths in modules.items():
             self.tags.update((above, None) for path in paths for above in lineage.of(path) if above not in self.tags)
             self.tags[lineage.common(paths)] = name
@@ -89,14 +92,18 @@ class Modules:
         if not near:
             last = re.split(r"[./]", wanted)[-1]
             near = [name for name in names if last and re.split(r"[./]", name.lower())[-1] == last][:_MOST]
-        return f"near it: {', '.join(near)}" if near else "--list shows them all"
+        return f"near it: {', '.join(near)}" if near else "modelexport extract ONNX --list shows them all"
 
     def called(self, target: Target, call: int) -> Target:
         """One call of a module."""
         if isinstance(call, bool) or not isinstance(call, int):
             raise ArgumentTypeError(f"the call is a {type(call).__name__}", hint="pass a number, from 0")
-        record = self.records.get(target.path)
-        calls = 1 if record is None else record.calls
+        calls = self._calls.get(target.path, 0)
+        if not self.records and any(is_within(path, target.path) and path != target.path for path in self._calls):
+            raise ArgumentError(
+                "the records of the export are lost, and nodes alone do not tell which call of a container they are of",
+                hint="leave the call out, or take a module that holds no other",
+            )
         if not 0 <= call < calls:
             ran = "never ran itself" if not calls else "ran once" if calls == 1 else f"ran {calls} times"
             hint = "leave the call out" if calls < 2 else f"calls are numbered 0 to {calls - 1}"
@@ -134,7 +141,7 @@ class Modules:
         while True:
             record = self.records.get(path)
             if path == outer:
-                return 0 if call is None and (record is None or record.calls < 2) else call
+                return 0 if call is None and self._calls.get(path, 0) < 2 else call
             if record is not None and record.calls:
                 if call is None and record.calls > 1:
                     return None

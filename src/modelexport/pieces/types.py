@@ -22,7 +22,6 @@ class Types:
     def __init__(self, proto: onnx.ModelProto, main: Level) -> None:
         self._proto = proto
         self._main = main
-        self._told: dict[int, dict[str, onnx.TypeProto]] = {}
         self._inferred: dict[str, dict[str, onnx.TypeProto]] = {}
         self._tried: set[Border] = set()
         self._whole: onnx.ModelProto | None = None
@@ -43,7 +42,7 @@ class Types:
         found = self._find(border)
         if found is None or not _has_shape(found):
             return False
-        if found is self._told_by_file(border.level).get(border.name):
+        if _has_shape(self._told_by_file(border.level, border.name)):
             return True
         dims = found.tensor_type.shape.dim
         return all(dim.HasField("dim_value") or dim.dim_param in self._symbols for dim in dims)
@@ -53,9 +52,8 @@ class Types:
         sizes = [border for border in wanted if self._may_be_sizes(border)]
         if not sizes:
             return {}
-        types = {**self._inferred.get("", {}), **self._told_by_file(self._main)}
-        if self._whole is not None:
-            types.update(_declared(self._whole.graph))
+        graph = self._main.graph if self._whole is None else self._whole.graph
+        types = dict(_declared(graph))
         nodes = self._main.nodes[:end]
         values = known_values(nodes, self._main.graph.initializer, types, self._proto.opset_import)
         return {border.name: values[border.name] for border in sizes if border.name in values}
@@ -79,7 +77,7 @@ class Types:
     def _find(self, border: Border) -> onnx.TypeProto | None:
         level: Level | None = border.level
         while level is not None:
-            told = self._told_by_file(level).get(border.name)
+            told = self._told_by_file(level, border.name)
             if not _has_shape(told):
                 told = self._inferred.get(level.prefix, {}).get(border.name, told)
             if told is not None:
@@ -87,10 +85,9 @@ class Types:
             level = level.outer
         return None
 
-    def _told_by_file(self, level: Level) -> dict[str, onnx.TypeProto]:
-        if id(level) not in self._told:
-            self._told[id(level)] = dict(_declared(level.graph))
-        return self._told[id(level)]
+    def _told_by_file(self, level: Level, name: str) -> onnx.TypeProto | None:
+        value = level.declared.get(name)
+        return value.type if value is not None and _is_whole(value.type) else None
 
     def _infer(self, missing: list[Border], end: int) -> None:
         """Infer types up to a node; where ONNX gives up on a shape, work out sizes."""

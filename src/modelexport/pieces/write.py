@@ -11,10 +11,9 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from modelexport.errors import FormatError
-from modelexport.graph import nested_graphs
 from modelexport.pieces.build import Piece
 from modelexport.tagged import wire
-from modelexport.tagged.files import external_location
+from modelexport.tagged.files import external_location, external_tensors
 from modelexport.tagged.sidecar import encode_sidecar, sidecar_path
 from modelexport.tagged.staging import staging
 from modelexport.tagged.weights import DataFiles
@@ -36,21 +35,31 @@ class Weights(NamedTuple):
         return self.data[field.start : field.end]
 
 
-def write(piece: Piece, weights: Weights, target: Path) -> None:
-    """Write the piece, its sidecar and, where the source has its weights outside, their data file: all or none."""
+def write(piece: Piece, weights: Weights, target: Path) -> tuple[Path, ...]:
+    """Write the piece, its sidecar and, where the source has its weights outside, their data file: all or none.
+
+    Returns what was written, the model last. What an earlier piece of that name had beside it and this one has not is
+    taken away.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(piece.proto)
     with ExitStack() as stack:
         stage = stack.enter_context(staging(target.parent))
         files = stack.enter_context(DataFiles(weights.folder))
-        apart = list(_external_tensors(proto))
+        data, sidecar = target.with_name(f"{target.name}.data"), sidecar_path(target)
+        apart = list(external_tensors(proto))
+        written: list[Path] = []
         if apart:
-            name = f"{target.name}.data"
-            stage.place(stage.write("data", _laid_out(apart, files, name)), name)
+            stage.place(stage.write("data", _laid_out(apart, files, data.name)), data.name)
+            written.append(data)
         if piece.sidecar is not None:
-            stage.place(stage.write("sidecar", [encode_sidecar(piece.sidecar)]), sidecar_path(target).name)
+            stage.place(stage.write("sidecar", [encode_sidecar(piece.sidecar)]), sidecar.name)
+            written.append(sidecar)
         stage.place(stage.write("model", _bytes(proto, piece, weights)), target.name)
         stage.commit()
+    for left_over in {data, sidecar}.difference(written):
+        left_over.unlink(missing_ok=True)
+    return (*written, target)
 
 
 def loaded(piece: Piece, weights: Weights) -> onnx.ModelProto:
@@ -61,7 +70,7 @@ def loaded(piece: Piece, weights: Weights) -> onnx.ModelProto:
     except DecodeError as error:
         raise FormatError("the piece does not fit into one model", hint="write it to a file") from error
     with DataFiles(weights.folder) as files:
-        for tensor in _external_tensors(proto):
+        for tensor in external_tensors(proto):
             tensor.raw_data = bytes(files.values(tensor))
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
@@ -80,18 +89,6 @@ def _bytes(proto: onnx.ModelProto, piece: Piece, weights: Weights) -> list[wire.
         for tensor, place in zip(proto.graph.initializer, piece.weights, strict=True)
     ]
     return wire.with_initializers(bare.SerializeToString(), added)
-
-
-def _external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The tensors whose values lie in data files, wherever they stand."""
-    graphs = [proto.graph]
-    for graph in graphs:
-        tensors = list(graph.initializer)
-        for node in graph.node:
-            graphs += [body for _, body in nested_graphs(node.attribute)]
-            for attribute in node.attribute:
-                tensors += [attribute.t] if attribute.HasField("t") else attribute.tensors
-        yield from (tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
 def _laid_out(tensors: list[onnx.TensorProto], files: DataFiles, name: str) -> Iterator[wire.Buffer]:

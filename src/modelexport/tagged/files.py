@@ -16,6 +16,13 @@ from modelexport.tagged import wire
 
 StrPath = str | os.PathLike[str]
 
+_HOLDS_MORE = {
+    onnx.AttributeProto.TENSOR,
+    onnx.AttributeProto.TENSORS,
+    onnx.AttributeProto.GRAPH,
+    onnx.AttributeProto.GRAPHS,
+}
+
 
 def parse(data: wire.Buffer, path: Path, weights: Sequence[wire.Field] | None = None) -> onnx.ModelProto:
     """The model in these bytes without the values of its large weights; their fields may be known already."""
@@ -66,8 +73,21 @@ def external_location(tensor: onnx.TensorProto) -> str | None:
 
 
 def external_files(proto: onnx.ModelProto) -> list[str]:
-    """The data files that a model's initializers refer to, each once."""
-    return list(dict.fromkeys(filter(None, map(external_location, proto.graph.initializer))))
+    """The data files that a model refers to, each once."""
+    return list(dict.fromkeys(filter(None, map(external_location, external_tensors(proto)))))
+
+
+def external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The tensors whose values lie in data files: initializers of all graphs, and attributes."""
+    graphs = [proto.graph]
+    for graph in graphs:
+        yield from (tensor for tensor in graph.initializer if tensor.data_location)
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.type in _HOLDS_MORE:
+                    graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
+                    tensors = [attribute.t] if attribute.HasField("t") else attribute.tensors
+                    yield from (tensor for tensor in tensors if tensor.data_location)
 
 
 def is_file(path: Path) -> bool:

@@ -56,7 +56,7 @@ def content_digests(data: wire.Buffer, proto: onnx.ModelProto, folder: Path) -> 
     """A digest of type, shape and values for each initializer; reads the weights, and data files beside the model."""
     digests: dict[str, str] = {}
     with DataFiles(folder) as files:
-        for tensor, field in zip(proto.graph.initializer, initializer_fields(data), strict=True):
+        for tensor, field in zip(proto.graph.initializer, _initializers(data), strict=True):
             if external_location(tensor) is None:
                 digests[tensor.name] = _inline_digest(data, tensor, field)
             else:
@@ -91,8 +91,15 @@ class DataFiles:
         return _slice(tensor, self._files[location], location)
 
 
-def initializer_fields(data: wire.Buffer) -> Iterator[wire.Field]:
+def weight_fields(data: wire.Buffer, path: Path) -> list[wire.Field]:
     """The initializers of the main graph, in the order of the file."""
+    try:
+        return list(_initializers(data))
+    except FormatError as error:
+        raise FormatError(f"{path} is not an ONNX model", hint="it is cut short, or another kind of file") from error
+
+
+def _initializers(data: wire.Buffer) -> Iterator[wire.Field]:
     for graph in wire.graphs(data):
         yield from wire.initializers(data, graph)
 
