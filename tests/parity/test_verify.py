@@ -271,3 +271,151 @@ def test_measures() -> None:
     assert (found.max_abs, found.cosine) == (1.0, 0.0)
     assert difference(np.array([2.0]), np.array([3.0]), Tolerance()).max_rel == 0.5
     assert difference(np.array([True]), np.array([False]), Tolerance()).max_abs == 1
+
+
+class Total(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).sum()
+
+
+class TwiceTheSame(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.act(self.fc(x)))
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self.act(self.fc(x)) + 1
+
+
+@pytest.mark.parametrize("strategy", EXPORTER)
+@pytest.mark.parametrize("kind", [Total, TwiceTheSame, InPlace])
+def test_no_false_alarm(kind: type[nn.Module], strategy: str, tmp_path: Path) -> None:
+    model = kind()
+    x = torch.randn(2, 4, requires_grad=True) * 2  # no leaf: it cannot be deep-copied
+    modelexport.export_model(model, (x,), tmp_path / "m.onnx", strategy=strategy)
+    assert modelexport.verify(model, (x,), tmp_path / "m.onnx").agrees
+
+
+class Combines(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return q * self.weight - k.exp()
+
+
+class GivesTwo(nn.Module):
+    """What the child is given are two values alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.child = Combines()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return self.child(y + 0.3, y - 0.3)
+
+
+class SharesWork(nn.Module):
+    """An exporter computes the sigmoid of both children once."""
+
+    class Half(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sigmoid(x) * self.scale
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.one, self.two = self.Half(2.0), self.Half(3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return self.one(y) + self.two(y)
+
+
+@pytest.mark.parametrize("strategy", EXPORTER)
+@pytest.mark.parametrize("kind", [GivesTwo, SharesWork])
+def test_nothing_that_a_module_is_given_is_guessed(kind: type[nn.Module], strategy: str, tmp_path: Path) -> None:
+    model, x = kind(), torch.randn(2, 4)
+    modelexport.export_model(model, (x,), tmp_path / "m.onnx", strategy=strategy)
+    with torch.no_grad():
+        model.get_parameter("fc.bias").add_(1)
+    assert modelexport.verify(model, (x,), tmp_path / "m.onnx").causes == ("fc",)
+
+
+class TwoBlocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = OwnWork(), OwnWork()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x))
+
+
+def test_a_child_s_damage_does_not_hide_its_parent_s(tmp_path: Path) -> None:
+    model = distinct(TwoBlocks())
+    x = torch.randn(2, 8, generator=torch.Generator().manual_seed(3))
+    modelexport.export_model(model, (x,), tmp_path / "m.onnx", strategy="fx")
+    with torch.no_grad():
+        model.get_parameter("one.scale").add_(1)
+        model.get_parameter("one.first.weight")[0, 0] += 2
+    result = modelexport.verify(model, (x,), tmp_path / "m.onnx")
+    assert set(result.causes) == {"one", "one.first"}
+    narrowed = modelexport.verify(model, (x,), tmp_path / "m.onnx", module="one")
+    assert blames(narrowed) == {path: blame for path, blame in blames(result).items() if path.startswith("one")}
+
+
+def test_whole_numbers_are_the_same_or_not() -> None:
+    assert not difference(np.array([70000]), np.array([70060]), Tolerance()).within
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_is_compared_by_its_outputs(tmp_path: Path) -> None:
+    def compiled() -> torch.jit.ScriptModule:
+        return torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+
+    model = compiled()
+    modelexport.export_model(model, (torch.ones(2, 4),), tmp_path / "m.onnx", strategy="htp")
+    assert modelexport.verify(model, (torch.ones(2, 4),), tmp_path / "m.onnx").agrees
+    assert not modelexport.verify(compiled(), (torch.ones(2, 4),), tmp_path / "m.onnx").agrees
+
+
+class LeavesOneOut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, p: Tensor, q: Tensor, r: Tensor) -> Tensor:
+        return self.fc(p) - r
+
+
+def test_inputs_that_names_do_not_tell_apart_are_not_guessed(tmp_path: Path) -> None:
+    model, inputs = LeavesOneOut(), tuple(torch.randn(2, 4) for _ in range(3))
+    modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
+    with pytest.raises(ArgumentError, match="do not tell which"):
+        modelexport.verify(model, inputs, tmp_path / "m.onnx")
+    named = dict(zip("pqr", inputs, strict=True))
+    modelexport.export_model(model, named, tmp_path / "m.onnx", strategy="htp")
+    assert modelexport.verify(model, named, tmp_path / "m.onnx").agrees

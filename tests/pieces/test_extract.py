@@ -328,3 +328,116 @@ def test_a_data_file_that_is_not_whole(harm: str, tmp_path: Path) -> None:
     with pytest.raises((FileError, FormatError), match=r"model\.onnx\.data"):
         modelexport.extract(path, "encoder.layer.1", tmp_path / "layer.onnx")
     assert sorted(tmp_path.iterdir()) == before
+
+
+class GivesBack(nn.Module):
+    """Gives back what no node makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("constant", torch.arange(3.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.fc(x), self.constant
+
+
+def test_a_constant_that_the_model_gives_back_is_in_a_piece(tmp_path: Path) -> None:
+    modelexport.export_model(GivesBack(), (torch.ones(2, 4),), tmp_path / "m.onnx", strategy="fx")
+    whole = modelexport.extract(tmp_path / "m.onnx", "").record
+    given = [value.name for piece in modelexport.partition(tmp_path / "m.onnx") for value in piece.record.outputs]
+    assert set(given) == {value.name for value in whole.outputs}
+
+
+def branch(weight: float) -> onnx.GraphProto:
+    """A branch with a module before an inner conditional, whose names are those of the other branch."""
+    out = helper.make_tensor_value_info("v", TensorProto.FLOAT, [2, 3])
+    end = helper.make_tensor_value_info("q", TensorProto.FLOAT, [2, 3])
+    inner = [helper.make_graph([helper.make_node(op, ["t"], ["q"])], op, [], [end]) for op in ("Abs", "Neg")]
+    nodes = [
+        helper.make_node("Mul", ["a", "s"], ["t"]),
+        helper.make_node("If", ["c"], ["v"], then_branch=inner[0], else_branch=inner[1]),
+    ]
+    scale = numpy_helper.from_array(np.array(weight, np.float32), "s")
+    return helper.make_graph(nodes, "branch", [], [out], [scale])
+
+
+def test_names_that_repeat_in_both_branches_and_inside_them() -> None:
+    body = [
+        helper.make_node("Relu", ["x"], ["a"], name="first"),
+        helper.make_node("ReduceSum", ["a"], ["r"], keepdims=0, name="other"),
+        helper.make_node("Cast", ["r"], ["c"], to=TensorProto.BOOL, name="other"),
+        helper.make_node("If", ["c"], ["y"], then_branch=branch(2), else_branch=branch(5), name="other"),
+    ]
+    model = hand_made(body)
+    for attribute in model.graph.node[3].attribute:
+        for node in attribute.g.node:
+            inner = [node for held in node.attribute for node in held.g.node]
+            for number, found in enumerate((node, *inner)):
+                module = "part.scale" if node.op_type == "Mul" else "part.end" if number else ""
+                tag = NodeTag(("/Net/Part",), "/Net/Part", 1, "scope", module)
+                found.doc_string = encode(tag).decode()
+    piece = modelexport.extract(model, "part")
+    onnx.checker.check_model(piece.model, full_check=True)
+    x = np.ones((2, 3), np.float32)
+    given = sorted({float(value.flat[0]) for value in run(piece.model, {"a": x}).values()})
+    assert given == [-5, -2, 2, 5], "a branch reads what is in the other"
+
+
+def test_calls_without_records(tmp_path: Path) -> None:
+    path, _, _ = export("block_three_times", "htp", tmp_path)
+    proto = onnx.load(path)
+    del proto.metadata_props[:]
+    assert [modelexport.extract(proto, "block.fc", call=call).record.nodes for call in range(3)] == [1, 1, 1]
+    with pytest.raises(ArgumentError, match="records of the export are lost"):
+        modelexport.extract(proto, "block", call=0)
+
+
+def test_a_sidecar_of_another_graph_is_not_believed(tmp_path: Path) -> None:
+    export("bert", "htp", tmp_path, clean=True)
+    other, _, _ = export("distilbert", "htp", tmp_path.joinpath("other").mkdir() or tmp_path / "other", clean=True)
+    shutil.copy(other, tmp_path / "model.onnx")
+    with pytest.raises(FormatError, match="is of another graph"):
+        modelexport.extract(tmp_path / "model.onnx", LAYER)
+
+
+def test_tags_that_another_tool_dropped_are_in_the_sidecar(bert: Path) -> None:
+    nodes = modelexport.extract(bert, LAYER).record.nodes
+    proto = onnx.load(bert, load_external_data=False)
+    for node in proto.graph.node:
+        node.ClearField("doc_string")
+    bert.write_bytes(proto.SerializeToString())
+    assert modelexport.extract(bert, LAYER).record.nodes == nodes
+
+
+def test_a_file_whose_nodes_are_in_no_order(bert: Path) -> None:
+    expected = modelexport.extract(bert, LAYER)
+    proto = onnx.load(bert, load_external_data=False)
+    nodes = list(proto.graph.node)[::-1]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    bert.write_bytes(proto.SerializeToString())
+    piece = modelexport.extract(bert, LAYER)
+    assert {v.name for v in piece.record.inputs} == {v.name for v in expected.record.inputs}
+    onnx.checker.check_model(piece.model, full_check=True)
+
+
+def test_what_an_earlier_piece_left_is_taken_away(bert: Path, tmp_path: Path) -> None:
+    target = tmp_path / "piece.onnx"
+    modelexport.extract(bert, LAYER, target)
+    target.with_name("piece.onnx.data").write_bytes(b"old")
+    modelexport.extract(bert, "encoder.layer.0.intermediate.intermediate_act_fn", target)
+    assert not target.with_name("piece.onnx.data").exists()
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    path, _, _ = export("one_leaf_root", "htp", tmp_path)
+    data = bytearray(path.read_bytes())
+    for place in range(40, len(data) - 40, 11):
+        broken = bytearray(data)
+        broken[place] = 0xFF
+        path.write_bytes(broken)
+        try:
+            modelexport.extract(path, "")
+        except ModelExportError:
+            continue

@@ -19,7 +19,7 @@ from modelexport.pieces.levels import Level, by_doc_string, by_record, sort_node
 from modelexport.pieces.target import Modules, Target
 from modelexport.pieces.types import Types
 from modelexport.pieces.write import Weights, loaded, write
-from modelexport.tagged.files import StrPath, as_path, external_files, mapped, parse
+from modelexport.tagged.files import StrPath, as_path, external_files, is_file, mapped, parse
 from modelexport.tagged.model import recorded_tag
 from modelexport.tagged.sidecar import (
     METADATA_KEY,
@@ -92,7 +92,7 @@ class TaggedFile(NamedTuple):
     def check_not_overwritten(self, target: Path) -> None:
         """Refuse to write over what is being read."""
         written = [target, target.with_name(f"{target.name}.data")]
-        there = {path.resolve() for path in written if path.exists()}
+        there = {path.resolve() for path in written if is_file(path)}
         own = {self.path.resolve()}
         if there - own:
             own |= {(self.path.parent / name).resolve() for name in external_files(self.source.proto)}
@@ -111,20 +111,16 @@ def opened(onnx_model: onnx.ModelProto | StrPath) -> Iterator[TaggedFile]:
         try:
             yield _read(path, data)
         except (TypeError, UnicodeDecodeError) as error:
-            if _has_odd_names(parse(data, path)):
+            if isinstance(error, UnicodeDecodeError) or _has_odd_names(parse(data, path)):
                 raise FormatError(f"{path} has names that are not UTF-8", hint="write it again") from error
             raise
 
 
 def _has_odd_names(proto: onnx.ModelProto) -> bool:
-    """Whether a name is not text; protobuf then gives its bytes, or nothing."""
-    try:
-        onnx.ModelProto.FromString(proto.SerializeToString())
-        names = [name for node in proto.graph.node for name in (*node.input, *node.output, node.name, node.op_type)]
-        names += [tensor.name for tensor in proto.graph.initializer]
-        names += [v.name for v in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)]
-    except UnicodeDecodeError:
-        return True
+    """Whether a name is not text; protobuf then gives its bytes."""
+    names = [name for node in proto.graph.node for name in (*node.input, *node.output, node.name, node.op_type)]
+    names += [tensor.name for tensor in proto.graph.initializer]
+    names += [value.name for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)]
     return not all(isinstance(name, str) for name in names)
 
 

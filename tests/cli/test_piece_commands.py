@@ -1,0 +1,191 @@
+"""extract and verify as people use them, and the examples."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+import modelexport
+from modelexport.cli.main import main
+
+pytestmark = [pytest.mark.integration, pytest.mark.sanity]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.relu(self.fc(x))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+
+    def forward(self, x):
+        return self.blocks(x)
+
+def make():
+    return Net(), (torch.randn(2, 6),)
+
+def bare():
+    return Net()
+
+def large():
+    return nn.Linear(64, 64), (torch.randn(2, 64),)
+
+def broken():
+    model = Net()
+    with torch.no_grad():
+        model.blocks[1].fc.weight += 1
+    return model, (torch.randn(2, 6),)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(FACTORY)
+    assert run("export", "nets.py:make", "net.onnx").exit_code == 0
+    return tmp_path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_extract_tells_what_it_wrote(folder: Path) -> None:
+    result = run("extract", "net.onnx", "blocks.1", "block.onnx")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[0] == "block.onnx: blocks.1, 2 nodes"
+    assert "float[2,6]" in result.stdout
+    onnx.checker.check_model("block.onnx", full_check=True)
+    assert run("analyze", "block.onnx").exit_code == 0
+    assert run("validate", "block.onnx", "--check-consistency").exit_code == 0
+
+
+def test_the_list(folder: Path) -> None:
+    result = run("extract", "net.onnx", "--list")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "net.onnx: 8 modules can be extracted"
+    assert "blocks.1  Block, 2 nodes" in lines
+    assert max(map(len, lines)) <= 80
+    assert run("extract", "net.onnx", "blocks.1", "--list").stdout.startswith("net.onnx: 1 module can")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("net.onnx", "blocks.7", "p.onnx"), "near it: blocks."),
+        (("net.onnx", "blocks.*", "p.onnx"), "matches 6 modules"),
+        (("net.onnx", "blocks.1", "p.onnx", "--call", "1"), "ran once"),
+        (("net.onnx", "blocks.1"), "name a MODULE and the file OUT"),
+        (("net.onnx", "blocks.1", "p.onnx", "--list"), "leave OUT and --call out"),
+        (("net.onnx", "blocks.1", "net.onnx"), "would overwrite the model itself"),
+        (("net.onnx", "blocks.1", "no/p.onnx"), "the folder no does not exist"),
+        (("nets.py", "blocks.1", "p.onnx"), "nets.py is not an ONNX model"),
+        (("none.onnx", "blocks.1", "p.onnx"), "cannot read none.onnx"),
+    ],
+)
+def test_extract_refuses_in_a_line(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = run("extract", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    assert not Path("p.onnx").exists()
+
+
+def test_verify_says_that_a_file_is_right(folder: Path) -> None:
+    result = run("verify", "nets.py:make", "net.onnx")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("net.onnx against nets.py:make: agrees within atol 0.0001, rtol 0.001\n")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_verify_names_the_block_that_is_wrong(folder: Path) -> None:
+    result = run("verify", "nets.py:broken", "net.onnx")
+    assert result.exit_code == 1
+    assert "first to differ: blocks.1.fc (Linear)" in result.stdout
+    assert "caused by 1 module, the worst first:\n    blocks.1.fc (Linear)" in result.stdout
+    answer = json.loads(run("verify", "nets.py:broken", "net.onnx", "--output-format", "json").stdout)
+    assert answer["first"] == "blocks.1.fc"
+    assert answer["agrees"] is False
+    rows = list(
+        csv.DictReader(io.StringIO(run("verify", "nets.py:broken", "net.onnx", "--output-format", "csv").stdout))
+    )
+    blames = {row["module"]: row["blame"] for row in rows}
+    assert blames["blocks.0"] == ""
+    assert blames["blocks.1.fc"] == "caused here"
+    assert blames["blocks.1"] == "caused inside"
+    assert blames["blocks.2"] == "inherited"
+    narrowed = run("verify", "nets.py:broken", "net.onnx", "--module", "blocks.0")
+    assert narrowed.exit_code == 0, narrowed.output
+
+
+def test_inputs_are_made_as_for_the_export(folder: Path) -> None:
+    """The file knows how; a specs file it knows only by its name."""
+    assert run("export", "nets.py:bare", "shaped.onnx", "--input-shape", "3,6").exit_code == 0
+    assert modelexport.load("shaped.onnx").records is not None
+    result = run("verify", "nets.py:bare", "shaped.onnx")
+    assert result.exit_code == 0, result.output
+    Path("in.json").write_text('{"x": {"shape": [5, 6]}}')
+    assert run("export", "nets.py:bare", "specs.onnx", "--input-specs", "in.json").exit_code == 0
+    refused = run("verify", "nets.py:bare", "specs.onnx")
+    assert refused.exit_code == 2
+    assert "pass --input-specs in.json" in refused.stderr
+    assert run("verify", "nets.py:bare", "specs.onnx", "--input-specs", "in.json").exit_code == 0
+    assert run("verify", "nets.py:bare", "specs.onnx", "--input-shape", "4,6").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nets.py:make", "net.onnx", "--atol", "-1"), "atol is -1.0"),
+        (("nets.py:make", "net.onnx", "--module", "blocks.9"), "near it: blocks."),
+        (("nets.py:none", "net.onnx"), "none"),
+        (("nets.py:make", "none.onnx"), "cannot read none.onnx"),
+        (("nets.py:make", "net.onnx", "--output-file", "nets.py"), "is a model or a part of one"),
+    ],
+)
+def test_verify_refuses_in_a_line(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    before = Path("nets.py").read_bytes()
+    result = run("verify", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    assert Path("nets.py").read_bytes() == before
+
+
+def test_no_output_goes_over_a_data_file(folder: Path) -> None:
+    assert run("export", "nets.py:large", "apart.onnx", "--strategy", "htp", "--external-data").exit_code == 0
+    before = Path("apart.onnx.data").read_bytes()
+    for command in (("analyze", "apart.onnx"), ("verify", "nets.py:large", "apart.onnx")):
+        assert run(*command, "--output-file", "apart.onnx.data").exit_code == 2
+    assert Path("apart.onnx.data").read_bytes() == before
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_the_examples_run(example: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / example), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    if example == "which_layer_hurts.py":
+        worst = result.stdout.splitlines()[1]
+        assert worst.startswith("  encoder.layer.1.output.dense: off by")
+    else:
+        assert "off by" in result.stdout
