@@ -91,12 +91,12 @@ class TaggedFile(NamedTuple):
 
     def check_not_overwritten(self, target: Path) -> None:
         """Refuse to write over what is being read."""
-        written = [target, target.with_name(f"{target.name}.data")]
-        there = {path.resolve() for path in written if is_file(path)}
-        own = {self.path.resolve()}
-        if there - own:
-            own |= {(self.path.parent / name).resolve() for name in external_files(self.source.proto)}
-        if own & there:
+        data = target.with_name(f"{target.name}.data")
+        own = [
+            self.path,
+            *(self.path.parent / name for name in (external_files(self.source.proto) if is_file(data) else ())),
+        ]
+        if {path.resolve() for path in own} & {target.resolve(), data.resolve()}:
             raise ArgumentError(f"{target} would overwrite the model itself", hint="choose another output")
 
 

@@ -147,20 +147,26 @@ class Flow:
         around = set() if self.outer is None else self.outer.varying
         weights = level.weights
         varying = around.union(value.name for value in level.graph.input if value.name not in weights)
-        constant, bodies = self.constant, level.bodies
+        bodies = level.bodies
+        update = varying.update
         for position, node in enumerate(level.nodes[:end]):
-            for name in level.reads(position) if position in bodies else node.input:
+            for name in level.reads(position) if bodies and position in bodies else node.input:
                 if name in varying:
-                    varying.update(node.output)
+                    update(node.output)
                     break
             else:
-                if self.in_order and self.outer is None:
-                    self.in_order = all(name in constant or name in weights or not name for name in node.input)
-                if is_repeatable(node.domain, node.op_type):
-                    constant.update(dict.fromkeys(filter(None, node.output), position))
-                else:
-                    varying.update(filter(None, node.output))
+                self._add_constant(position, node, varying)
         self.varying: set[str] = varying
+
+    def _add_constant(self, position: int, node: onnx.NodeProto, varying: set[str]) -> None:
+        """A node that nothing varying enters makes a constant, unless it may make another one each time."""
+        constant, weights = self.constant, self.level.weights
+        if self.in_order and self.outer is None:
+            self.in_order = all(name in constant or name in weights or not name for name in node.input)
+        if is_repeatable(node.domain, node.op_type):
+            constant.update(dict.fromkeys(filter(None, node.output), position))
+        else:
+            varying.update(filter(None, node.output))
 
     def producer(self, name: str) -> tuple[Flow, int] | None:
         """The constant node that makes a tensor, here or further out."""
