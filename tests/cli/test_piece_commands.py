@@ -12,9 +12,11 @@ from pathlib import Path
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 import modelexport
 from modelexport.cli.main import main
+from modelexport.cli.render import plain_table
 
 pytestmark = [pytest.mark.integration, pytest.mark.sanity]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -135,6 +137,15 @@ def test_verify_names_the_block_that_is_wrong(folder: Path) -> None:
     assert blames["blocks.2"] == "inherited"
     narrowed = run("verify", "nets.py:broken", "net.onnx", "--module", "blocks.0")
     assert narrowed.exit_code == 0, narrowed.output
+
+
+def test_a_narrow_table_cuts_names_and_nothing_else() -> None:
+    text = io.StringIO()
+    table = plain_table({"module": False, "number": True, "outcome": False}, [("x" * 90, "1e-04", "caused inside")])
+    Console(file=text, width=40).print(table)
+    (row,) = text.getvalue().splitlines()[1:]
+    assert row.rstrip().endswith("…   1e-04  caused inside")
+    assert len(row) <= 40
 
 
 def test_inputs_are_made_as_for_the_export(folder: Path) -> None:

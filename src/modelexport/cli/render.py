@@ -123,12 +123,12 @@ def plain_table(titles: dict[str, bool], rows: Iterable[Sequence[str]]) -> Table
             table.add_column(
                 title,
                 justify="right" if is_number else "left",
-                no_wrap=True,
+                no_wrap=place != shrinks,  # what may be wrapped is made narrower first; its text is cut instead
                 overflow="ellipsis",
                 min_width=None if place == shrinks else widest,
             )
     for row in rows:
-        table.add_row(*(Text(row[place]) for place in kept))
+        table.add_row(*(Text(row[place], no_wrap=True, overflow="ellipsis") for place in kept))
     return table
 
 

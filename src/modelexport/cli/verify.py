@@ -142,7 +142,7 @@ def _view(result: Verification, source: str, inputs_from: str) -> Iterator[Rende
             **{
                 "max abs": lambda path: _number(rows[path].worst.max_abs),
                 "max rel": lambda path: _number(rows[path].worst.max_rel),
-                "cosine": lambda path: "" if rows[path].worst.cosine is None else f"{rows[path].worst.cosine:.6f}",
+                "cosine": lambda path: "" if rows[path].worst.cosine is None else f"{rows[path].worst.cosine:.4f}",
                 "outcome": lambda path: _outcome(rows[path].worst),
             },
         )

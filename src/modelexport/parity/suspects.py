@@ -23,6 +23,10 @@ Suspect = tuple[PairedCall, Values]
 """A call, and for each tensor of the file that differs what it should be."""
 
 
+_STEPS = 10
+"""How often progress is told."""
+
+
 class Verdict(NamedTuple):
     """Where a difference comes from, and how great it is on PyTorch's own inputs, where that was tried."""
 
@@ -54,10 +58,12 @@ class Judge:
         nodes = file.source.main.nodes
         self._maker = {name: place for place, node in enumerate(nodes) for name in node.output if name}
 
-    def blame(self, suspects: Iterable[Suspect]) -> list[Verdict]:
+    def blame(self, suspects: Sequence[Suspect], step: Callable[[str], None]) -> list[Verdict]:
         """For each suspect, in the order in which they finished, where its difference comes from."""
         judged: list[tuple[PairedCall, Verdict]] = []
-        for paired, wrong in suspects:
+        for number, (paired, wrong) in enumerate(suspects):
+            if number % (1 + len(suspects) // _STEPS) == 0:
+                step(f"run what differs by itself, {number + 1} of {len(suspects)}")
             inside = {verdict.blame for other, verdict in judged if self._is_inside(other, paired)}
             judged.append((paired, self._verdict(paired, wrong, inside)))
         return [verdict for _, verdict in judged]

@@ -14,7 +14,7 @@ from modelexport.analysis.selection import Selection
 from modelexport.baseline.calling import ModelInputs, in_signature_order, read_inputs
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, ArgumentTypeError
-from modelexport.parity.eager import EagerCall, run_eagerly
+from modelexport.parity.eager import run_eagerly
 from modelexport.parity.feeds import feeds_for
 from modelexport.parity.measure import Array, Difference, Tolerance, checked_tolerance, difference, kind
 from modelexport.parity.pairs import Pair, PairedCall, Pairing
@@ -59,9 +59,8 @@ def verify(
         values = {**feeds, **run_exposed(file.weights.data, path.parent, feeds, sorted(names - feeds.keys()))}
         compared = [(paired, _compare(paired, values, tolerance)) for paired in calls]
         blames = _blames(file, calls, compared, feeds, tolerance, step)
-    lost = [paired.call for paired, found in compared if found and all(name is None for _, _, name in found)]
     modules = tuple(
-        _record(file, paired, found, blames.get(id(paired)), lost) for paired, found in compared if id(paired) in wanted
+        _record(file, paired, found, blames.get(id(paired))) for paired, found in compared if id(paired) in wanted
     )
     return _verification(path, tolerance, modules)
 
@@ -134,20 +133,15 @@ def _blames(
             suspects.append((paired, wrong))
     if not suspects:
         return {}
-    step(f"run what differs by itself: {len(suspects)} of {len(compared)} calls")
-    verdicts = Judge(file, calls, feeds, tolerance).blame(suspects)
+    verdicts = Judge(file, calls, feeds, tolerance).blame(suspects, step)
     return {id(paired): verdict for (paired, _), verdict in zip(suspects, verdicts, strict=True)}
 
 
-def _record(
-    file: TaggedFile, paired: PairedCall, found: Found, verdict: Verdict | None, lost: list[EagerCall]
-) -> ModuleParity:
+def _record(file: TaggedFile, paired: PairedCall, found: Found, verdict: Verdict | None) -> ModuleParity:
     call = paired.call
     record = file.modules.records.get(call.path)
     tensors = tuple(told for told, _, name in found if name is not None)
     outcome, note = _outcome(paired, found, tensors)
-    if verdict is not None and verdict.blame == Blame.HERE:
-        note = _or_another(call, lost) or note
     numbers = [told for told in tensors if told.max_abs is not None]
     return ModuleParity(
         module=call.path,
@@ -164,14 +158,6 @@ def _record(
         note=note,
         tensors=tensors,
     )
-
-
-def _or_another(call: EagerCall, lost: list[EagerCall]) -> str | None:
-    """Whose work a module's nodes also do, where a result that it is given is not in the file."""
-    for other in lost:
-        if other is not call and any(value is taken for value in other.given for taken in call.taken):
-            return f"or {other.path}, whose result is not in the file"
-    return None
 
 
 def _outcome(paired: PairedCall, found: Found, tensors: tuple[TensorParity, ...]) -> tuple[Outcome, str | None]:

@@ -92,10 +92,8 @@ class TaggedFile(NamedTuple):
     def check_not_overwritten(self, target: Path) -> None:
         """Refuse to write over what is being read."""
         data = target.with_name(f"{target.name}.data")
-        own = [
-            self.path,
-            *(self.path.parent / name for name in (external_files(self.source.proto) if is_file(data) else ())),
-        ]
+        apart = external_files(self.source.proto) if is_file(data) else []
+        own = (self.path, *(self.path.parent / name for name in apart))
         if {path.resolve() for path in own} & {target.resolve(), data.resolve()}:
             raise ArgumentError(f"{target} would overwrite the model itself", hint="choose another output")
 
