@@ -73,14 +73,20 @@ def test_only_the_weights_that_are_needed_come_along(tmp_path: Path) -> None:
     assert all(np.allclose(value, values[name], atol=1e-4) for name, value in given.items())
 
 
-def test_weights_inside_the_file_stay_inside(tmp_path: Path) -> None:
-    path, _, _ = export("bert", "htp", tmp_path)
+@pytest.mark.parametrize("small", [1 << 30, 0])
+def test_weights_inside_the_file_stay_inside(small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the file is read whole or its weights are stepped over."""
+    monkeypatch.setattr("modelexport.pieces.extract.SMALL_FILE", small)
+    path, _, inputs = export("bert", "htp", tmp_path)
     target = tmp_path / "layer.onnx"
     modelexport.extract(path, LAYER, target)
     assert not target.with_name("layer.onnx.data").exists()
     whole = {tensor.name: tensor.SerializeToString() for tensor in onnx.load(path).graph.initializer}
     for tensor in onnx.load(target).graph.initializer:
         assert tensor.SerializeToString() == whole[tensor.name]
+    values = onnx_values(path, inputs)
+    for found in (target, modelexport.extract(path, LAYER).model):
+        assert all(np.allclose(value, values[name], atol=1e-4) for name, value in run(found, values).items())
 
 
 def test_what_is_written_is_what_a_protobuf_library_would_write(bert: Path, tmp_path: Path) -> None:

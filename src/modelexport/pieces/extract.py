@@ -33,6 +33,9 @@ from modelexport.tagged.sidecar import (
 from modelexport.tagged.staging import check_target
 from modelexport.tagged.weights import weight_fields
 
+SMALL_FILE = 64 << 20
+"""Up to this size a file is read whole; of a larger one, weights are stepped over and copied as they are."""
+
 
 class Extracted(NamedTuple):
     """A piece of a model, and the record of what it is."""
@@ -123,8 +126,8 @@ def _has_odd_names(proto: onnx.ModelProto) -> bool:
 
 
 def _read(path: Path, data: bytes | memoryview) -> TaggedFile:
-    fields = weight_fields(data, path)
-    proto = parse(data, path, fields)
+    fields = weight_fields(data, path) if len(data) > SMALL_FILE else None
+    proto = parse(data, path, fields, whole=fields is None)
     records = _embedded(proto)
     main = Level(proto.graph, by_doc_string())
     if not main.flow(len(main.nodes)).in_order:

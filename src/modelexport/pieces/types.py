@@ -13,6 +13,7 @@ from modelexport.pieces.cut import Border
 from modelexport.pieces.folding import Value, known_values
 from modelexport.pieces.levels import Level, untagged
 
+_LARGE = 1 << 10
 _WHOLE = {TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
 
 
@@ -126,7 +127,7 @@ class Types:
         graph, main = bare.graph, self._main.graph
         graph.name = main.name
         graph.input.extend(main.input)
-        graph.initializer.extend(main.initializer)
+        graph.initializer.extend(_without_large_values(main.initializer))
         graph.sparse_initializer.extend(main.sparse_initializer)
         graph.value_info.extend(main.value_info)
         graph.node.extend(self._main.nodes[:end])
@@ -150,6 +151,12 @@ class Types:
         del graph.node[:]
         graph.node.extend(kept.node)
         return True
+
+
+def _without_large_values(weights: Iterable[TensorProto]) -> Iterator[TensorProto]:
+    for weight in weights:
+        large = len(weight.raw_data) > _LARGE
+        yield TensorProto(name=weight.name, dims=weight.dims, data_type=weight.data_type) if large else weight
 
 
 def _declared(graph: onnx.GraphProto, wanted: Container[str] | None = None) -> Iterator[tuple[str, onnx.TypeProto]]:

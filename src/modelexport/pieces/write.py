@@ -23,14 +23,19 @@ _PAGE, _LARGE, _STEP = 4096, 1 << 20, 64
 
 
 class Weights(NamedTuple):
-    """Where the weights of a source are: its file, the initializers in it, and the folder of its data files."""
+    """Where the weights of a source are: its file, the initializers in it, and the folder of its data files.
+
+    `fields` is None for a small source, of which everything was read.
+    """
 
     data: wire.Buffer
-    fields: Sequence[wire.Field]
+    fields: Sequence[wire.Field] | None
     folder: Path
 
-    def inside(self, place: int) -> wire.Buffer:
-        """An initializer of the main graph as it stands in the file."""
+    def inside(self, place: int | None, tensor: onnx.TensorProto) -> wire.Buffer:
+        """A tensor as an initializer: as it stands in the main graph of the file, or its copy where that is whole."""
+        if place is None or self.fields is None or external_location(tensor) is not None:
+            return wire.initializer(tensor.SerializeToString())
         field = self.fields[place]
         return self.data[field.start : field.end]
 
@@ -82,12 +87,8 @@ def _bytes(proto: onnx.ModelProto, piece: Piece, weights: Weights) -> list[wire.
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.graph.initializer[:]
-    added = [
-        wire.initializer(tensor.SerializeToString())
-        if place is None or external_location(tensor) is not None
-        else weights.inside(place)
-        for tensor, place in zip(proto.graph.initializer, piece.weights, strict=True)
-    ]
+    pairs = zip(piece.weights, proto.graph.initializer, strict=True)
+    added = [weights.inside(place, tensor) for place, tensor in pairs]
     return wire.with_initializers(bare.SerializeToString(), added)
 
 

@@ -24,11 +24,13 @@ _HOLDS_MORE = {
 }
 
 
-def parse(data: wire.Buffer, path: Path, weights: Sequence[wire.Field] | None = None) -> onnx.ModelProto:
-    """The model in these bytes without the values of its large weights; their fields may be known already."""
+def parse(
+    data: wire.Buffer, path: Path, weights: Sequence[wire.Field] | None = None, whole: bool = False
+) -> onnx.ModelProto:
+    """The model in these bytes without the values of its large weights, whose fields may be known already; or whole."""
     try:
         proto = onnx.ModelProto()
-        proto.ParseFromString(wire.without_payload(data, weights))
+        proto.ParseFromString(bytes(data) if whole else wire.without_payload(data, weights))
     except (DecodeError, FormatError) as error:
         raise FormatError(f"{path} is not an ONNX model", hint="it is cut short, or another kind of file") from error
     if not proto.HasField("graph"):
