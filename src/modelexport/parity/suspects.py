@@ -13,7 +13,7 @@ from modelexport.parity.pairs import PairedCall
 from modelexport.parity.records import Blame
 from modelexport.parity.runtime import run_bytes
 from modelexport.pieces.build import build
-from modelexport.pieces.cut import cut, members_of
+from modelexport.pieces.cut import cut
 from modelexport.pieces.extract import TaggedFile
 from modelexport.pieces.target import Target
 from modelexport.pieces.write import loaded
@@ -55,8 +55,12 @@ class Judge:
                     self._known.setdefault(pair.names[0], pair.expected)
                     self._returned_by.setdefault(pair.names[0], set()).add(paired.call.path)
         self._own_work: dict[str, float | None] = {}
-        nodes = file.source.main.nodes
-        self._maker = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+        main = file.source.main
+        self._maker = {name: place for place, node in enumerate(main.nodes) for name in node.output if name}
+        self._made_by: dict[tuple[str, int | None], list[int]] = {}
+        for place, tag in enumerate(main.tags):
+            if tag is not None:
+                self._made_by.setdefault((tag.hierarchy_module, tag.hierarchy_call), []).append(place)
 
     def blame(self, suspects: Sequence[Suspect], step: Callable[[str], None]) -> list[Verdict]:
         """For each suspect, in the order in which they finished, where its difference comes from."""
@@ -136,11 +140,11 @@ class Judge:
 
     def _places(self, paired: PairedCall) -> set[int]:
         """The module's nodes in the main graph."""
-        main, call = self._file.source.main, paired.call
+        call = paired.call
         record = self._file.modules.records.get(call.path)
         number = call.index if record is not None and record.calls > 1 else None
-        levels = members_of(main, self._file.modules.holds(Target(call.path, None, number)))
-        return {place for level, places in levels if level is main for place in places}
+        belongs = self._file.modules.holds(Target(call.path, None, number))
+        return {place for made_by, places in self._made_by.items() if belongs(*made_by) for place in places}
 
     def _back_from(self, names: Iterable[str], is_known: Callable[[str], bool]) -> set[int]:
         """All nodes that these tensors are made of, back to what is known."""
