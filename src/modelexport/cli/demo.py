@@ -70,7 +70,7 @@ def demo_command(folder: Path, strategy: str) -> None:
         note("note: with onnxruntime installed, the demo also checks every module against PyTorch")
     else:
         show(["", line("Every module against PyTorch:"), *verified(parity, source.name)])
-    _show_next_steps(folder)
+    _show_next_steps(folder, layer)
 
 
 def _layer(report: ExportReport) -> str:
@@ -101,14 +101,14 @@ def _show_tags(report: ExportReport) -> None:
     show(["", plain_table({"nodes": True, "tag": False}, rows)])
 
 
-def _show_next_steps(folder: Path) -> None:
+def _show_next_steps(folder: Path, layer: str) -> None:
     lines = [
         "",
         "Try next:",
         f"  modelexport analyze {folder}/bert-tiny.onnx --output-format detailed",
         f"  modelexport validate {folder}/bert-tiny.onnx --check-consistency",
         f"  modelexport extract {folder}/bert-tiny.onnx --list",
-        f"  modelexport extract {folder}/bert-tiny.onnx encoder {folder}/encoder.onnx",
+        f"  modelexport extract {folder}/bert-tiny.onnx {layer.rpartition('.')[0]} {folder}/piece.onnx",
         f"  modelexport verify {folder}/bert-tiny {folder}/bert-tiny.onnx",
         f"  modelexport strip {folder}/bert-tiny.onnx {folder}/baseline.onnx",
         f"  modelexport compare {folder}/baseline.onnx {folder}/bert-tiny.onnx",
