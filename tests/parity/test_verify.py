@@ -13,21 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import modelexport
-from architectures import ARCHITECTURES
 from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, ModelRunError
 from modelexport.parity.measure import Tolerance, difference
 from modelexport.parity.records import FAILED, Blame, Outcome, Verification
-from pieces.conftest import export
+from pieces.conftest import CASES, EXPORTER, export
 from proof import hooks_of
-from zoo import TORCH_CANNOT, ZOO, distinct
-
-EXPORTER = {"fx": "dynamo", "htp": "torchscript"}
-CASES = [
-    pytest.param(name, strategy, id=f"{name}-{strategy}")
-    for name in (*ZOO, *ARCHITECTURES)
-    for strategy in EXPORTER
-    if name not in TORCH_CANNOT[EXPORTER[strategy]]
-]
+from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,15 @@ import pytest
 
 import modelexport
 from architectures import ARCHITECTURES
-from zoo import ZOO, distinct
+from zoo import TORCH_CANNOT, ZOO, distinct
 
+EXPORTER = {"fx": "dynamo", "htp": "torchscript"}
+CASES = [
+    pytest.param(name, strategy, id=f"{name}-{strategy}")
+    for name in (*ZOO, *ARCHITECTURES)
+    for strategy in EXPORTER
+    if name not in TORCH_CANNOT[EXPORTER[strategy]]
+]
 NEEDS_CACHE = {"gpt2", "llama", "whisper"}
 
 

@@ -9,24 +9,14 @@ import numpy as np
 import pytest
 
 import modelexport
-from architectures import ARCHITECTURES
 from modelexport.graph import flatten
 from modelexport.hierarchy.tree import is_within
 from modelexport.pieces.listing import extractable
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.sidecar import ModuleRecord
-from pieces.conftest import export
+from pieces.conftest import CASES, export
 from pieces.running import Values, identical, run
 from proof import Returned, onnx_values, pytorch_values, same
-from zoo import TORCH_CANNOT, ZOO
-
-EXPORTER = {"fx": "dynamo", "htp": "torchscript"}
-CASES = [
-    pytest.param(name, strategy, id=f"{name}-{strategy}")
-    for name in (*ZOO, *ARCHITECTURES)
-    for strategy in EXPORTER
-    if name not in TORCH_CANNOT[EXPORTER[strategy]]
-]
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 

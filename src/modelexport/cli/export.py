@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from modelexport.cli.inputs import blaming, input_options
+from modelexport.cli.inputs import blaming, input_options, open_source
 from modelexport.cli.render import note, progress
 from modelexport.cli.summary import show_summary
 from modelexport.tagged.sidecar import SourceOptions
@@ -114,23 +114,16 @@ def export_command(
         if extra is not None and check_target(extra, suffix="") == output:
             raise click.UsageError(f"{extra} is the output itself")
     chosen = input_specs is not None or input_text is not None or bool(input_shape)
+    specs = None if input_specs is None else input_specs.name
+    options = SourceOptions(task, model_class, revision, random_weights, input_text, dict(input_shape), specs)
     with progress(verbose) as on_step, blaming(chosen):
         on_step("load torch and the model")
         from modelexport.pipeline import export_model
         from modelexport.source.inputs import Wanted
-        from modelexport.source.load import load_source
         from modelexport.source.prepare import prepare
         from modelexport.source.second_size import export_dynamic
 
-        source = load_source(
-            model,
-            task=task,
-            model_class=model_class,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            random_weights=random_weights,
-            seed=_SEED,
-        )
+        source = open_source(model, options, trust_remote_code, _SEED)
         on_step("make example inputs")
         wanted = Wanted(input_specs, input_text, dict(input_shape))
         notes = list(source.notes)
@@ -157,15 +150,7 @@ def export_command(
             fx_graph=fx_graph,
             source=source.name,
             inputs_from=prepared.rung,
-            source_options=SourceOptions(
-                task,
-                model_class,
-                revision,
-                random_weights,
-                input_text,
-                dict(input_shape),
-                None if input_specs is None else input_specs.name,
-            ),
+            source_options=options,
             seed=_SEED,
             on_step=on_step,
         )

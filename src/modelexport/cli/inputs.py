@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from modelexport.errors import ModelRunError, SourceError
 from modelexport.tagged.sidecar import SourceOptions
+
+if TYPE_CHECKING:
+    from modelexport.source.load import Source
 
 
 class Shape(click.ParamType[tuple[str, tuple[int, ...]]]):
@@ -76,6 +79,21 @@ def source_files(model: str) -> list[Path]:
         return list(path.iterdir()) if path.is_dir() else [path]
     except OSError:
         return []
+
+
+def open_source(model: str, options: SourceOptions, trust_remote_code: bool, seed: int) -> Source:
+    """The model that a command line names; loads torch."""
+    from modelexport.source.load import load_source
+
+    return load_source(
+        model,
+        task=options.task,
+        model_class=options.model_class,
+        revision=options.revision,
+        trust_remote_code=trust_remote_code,
+        random_weights=options.random_weights,
+        seed=seed,
+    )
 
 
 def recalled(given: SourceOptions, recorded: SourceOptions | None) -> SourceOptions:

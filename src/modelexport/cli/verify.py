@@ -11,7 +11,7 @@ import click
 import msgspec
 from rich.console import RenderableType
 
-from modelexport.cli.inputs import blaming, input_options, recalled, source_files
+from modelexport.cli.inputs import blaming, input_options, open_source, recalled, source_files
 from modelexport.cli.render import check_output, emit, line, listed, note, plural, progress, show
 from modelexport.cli.summary import module_tree
 from modelexport.parity.measure import Tolerance, checked_tolerance
@@ -93,18 +93,9 @@ def verify_command(
         on_step("load torch and the model")
         from modelexport.parity.verify import verify
         from modelexport.source.inputs import Wanted, example_inputs
-        from modelexport.source.load import load_source
 
         seed = _SEED if export is None or export.seed is None else export.seed
-        source = load_source(
-            model,
-            task=options.task,
-            model_class=options.model_class,
-            revision=options.revision,
-            trust_remote_code=trust_remote_code,
-            random_weights=options.random_weights,
-            seed=seed,
-        )
+        source = open_source(model, options, trust_remote_code, seed)
         on_step("make example inputs")
         specs = None if options.input_specs is None else Path(options.input_specs)
         example = example_inputs(source, Wanted(specs, options.input_text, options.input_shapes), seed)

@@ -93,10 +93,15 @@ class _Watch:
         return self._kept[key][1]
 
 
+def as_array(tensor: torch.Tensor) -> Array:
+    """The values of a tensor, in a type that numpy has."""
+    plain = tensor.detach().cpu()
+    plain = plain.float() if plain.dtype == torch.bfloat16 else plain
+    return plain.resolve_conj().resolve_neg().numpy()
+
+
 def _plain(tensor: torch.Tensor) -> Array | None:
     try:
-        plain = tensor.detach().cpu()
-        plain = plain.float() if plain.dtype == torch.bfloat16 else plain
-        return plain.resolve_conj().resolve_neg().numpy().copy()
+        return as_array(tensor).copy()
     except (RuntimeError, TypeError):  # nested, sparse or quantized: torch itself uses such inside some modules
         return None

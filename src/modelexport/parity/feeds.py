@@ -12,6 +12,7 @@ from torch import nn
 from modelexport.baseline.calling import ModelInputs
 from modelexport.errors import ArgumentError
 from modelexport.hierarchy.capture import forward_args, tensors_in
+from modelexport.parity.eager import as_array
 from modelexport.parity.measure import Array, kind
 from modelexport.tagged.build import tensor_infos
 
@@ -23,21 +24,16 @@ def feeds_for(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) -> 
     weights = {tensor.name for tensor in graph.initializer}
     wanted = [value for value in graph.input if value.name not in weights]
     positional = dict(zip(forward_args(model), inputs.args, strict=False))
-    by_name = {name: _array(v) for name, v in {**positional, **inputs.kwargs}.items() if isinstance(v, torch.Tensor)}
+    by_name = {name: as_array(v) for name, v in {**positional, **inputs.kwargs}.items() if isinstance(v, torch.Tensor)}
     if all(value.name in by_name for value in wanted):
         found = {value.name: by_name[value.name] for value in wanted}
     else:
-        given = [_array(tensor) for tensor in tensors_in((inputs.args, list(inputs.kwargs.values())))]
+        given = [as_array(tensor) for tensor in tensors_in((inputs.args, list(inputs.kwargs.values())))]
         found = _in_order(wanted, given)
     for value in wanted:
         if value.name not in found or not _fits(value, found[value.name], only_shape=True):
             raise _no_fit(value, found.get(value.name))
     return found
-
-
-def _array(tensor: torch.Tensor) -> Array:
-    plain = tensor.detach().cpu()
-    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
 def _in_order(wanted: list[Any], given: list[Array]) -> dict[str, Array]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from modelexport.analysis.modules import Borders, Lineage
 from modelexport.attribution.status import Status
-from modelexport.graph import flatten
 from modelexport.parity.eager import EagerCall
 from modelexport.parity.measure import Array
 from modelexport.pieces.extract import TaggedFile
+from modelexport.pieces.listing import all_borders
 
 
 class Pair(NamedTuple):
@@ -68,11 +67,6 @@ class Pairing:
         if call.index or (record is not None and record.calls > 1):
             return
         if self._leaving is None:
-            main = self._file.source.main
-            graph = flatten(self._file.source.proto)
-            tags = list(main.tags_inside())
-            tags += [None] * (len(graph.nodes) - len(tags))
-            constants = main.flow(len(main.nodes)).constant
-            self._leaving = Borders(graph, tags, Lineage(self._file.modules.records), constants).outputs
+            self._leaving = all_borders(self._file)[2].outputs
         taken = {name for names in (() if record is None else record.results) for name in names}
         yield from (name for name in self._leaving.get(call.path, ()) if name in self._there and name not in taken)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -274,9 +274,10 @@ def _modules(
     flat: Graph, tags: list[codec.NodeTag | None], modules: Mapping[str, ModuleRecord], target: str
 ) -> dict[str, ModuleRecord]:
     """The modules that have nodes in the piece, those around them, and those of the target that never had any."""
-    counts = totals(Counter(tag.hierarchy_module for tag in tags if tag is not None), Lineage(modules))
+    lineage = Lineage(modules)
+    counts = totals(Counter(tag.hierarchy_module for tag in tags if tag is not None), lineage)
     without = {path for path, record in modules.items() if not record.nodes and is_within(path, target)}
-    around = {above for path in without for above in _lineage(path)}
+    around = {above for path in without for above in lineage.of(path)}
     present = set(flat.tensors())
     return {
         path: msgspec.structs.replace(
@@ -288,11 +289,3 @@ def _modules(
         for path, record in modules.items()
         if path in counts or path in around
     }
-
-
-def _lineage(path: str) -> Iterator[str]:
-    """A module path and those above it."""
-    yield path
-    while path:
-        path = path.rpartition(".")[0]
-        yield path

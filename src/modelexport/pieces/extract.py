@@ -14,19 +14,17 @@ from modelexport.errors import ArgumentError, FileError, FormatError
 from modelexport.fingerprint import topology_digest, work_digests
 from modelexport.graph import flatten
 from modelexport.pieces.build import Piece, Source, build
-from modelexport.pieces.cut import Cut, cut, members_of, whole
+from modelexport.pieces.cut import Cut, Members, cut, members_of, whole
 from modelexport.pieces.levels import Level, by_doc_string, by_record, sort_nodes
 from modelexport.pieces.target import Modules, Target
 from modelexport.pieces.types import Types
 from modelexport.pieces.write import Weights, loaded, write
 from modelexport.tagged.files import StrPath, as_path, external_files, is_file, mapped, parse
-from modelexport.tagged.model import recorded_tag
+from modelexport.tagged.model import embedded_in, recorded_tag
 from modelexport.tagged.sidecar import (
-    METADATA_KEY,
     Embedded,
     PieceRecord,
     Sidecar,
-    decode_embedded,
     read_sidecar,
     sidecar_path,
 )
@@ -81,12 +79,23 @@ class TaggedFile(NamedTuple):
 
     def cut(self, target: Target) -> Cut:
         """What makes up a module."""
-        if not target.path and target.call is None:
+        if self.is_all(target):
             return whole(self.source.main)
-        members = members_of(self.source.main, self.modules.holds(target))
-        if not members:
+        return cut(self.members(target), self.modules.results(target))
+
+    def is_all(self, target: Target) -> bool:
+        """Whether the model itself is meant, tagged or not."""
+        return not target.path and target.call is None
+
+    def members(self, target: Target) -> Members:
+        """The nodes of a module; a module without any is an error, unless it is the model."""
+        main = self.source.main
+        if self.is_all(target):
+            return [(main, list(range(len(main.nodes))))] if main.nodes else []
+        found = members_of(main, self.modules.holds(target))
+        if not found:
             raise self.modules.nothing(target)
-        return cut(members, self.modules.results(target))
+        return found
 
     def piece(self, target: Target, name: str) -> Piece:
         """A module as a model."""
@@ -160,10 +169,8 @@ def _is_tagged(main: Level) -> bool:
 
 
 def _embedded(proto: onnx.ModelProto) -> Embedded | None:
-    for entry in proto.metadata_props:
-        if entry.key == METADATA_KEY:
-            with suppress(FormatError):
-                return decode_embedded(entry.value)
+    with suppress(FormatError):
+        return embedded_in(proto)
     return None
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from modelexport.analysis.modules import Borders, Lineage, totals
-from modelexport.graph import flatten
+from modelexport.graph import Graph, flatten
 from modelexport.hierarchy.tree import is_within
 from modelexport.pieces.cut import Border, ends_in_order, in_graph_order, leaving_of, members_of, whole
 from modelexport.pieces.extract import TaggedFile, opened
 from modelexport.pieces.target import Target
 from modelexport.tagged.build import tensor_infos
+from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.files import StrPath
 from modelexport.tagged.sidecar import TensorInfo
 
@@ -38,12 +39,13 @@ def extractable(onnx_model: StrPath, module: str | None = None) -> list[Extracta
 
 
 def _list(file: TaggedFile, target: Target | None) -> list[Extractable]:
-    counts = Counter(tag.hierarchy_module for tag in file.source.main.tags_inside() if tag is not None)
-    whole = totals(counts, Lineage(file.modules.records))
-    wanted = [path for path in file.modules.tags if whole[path] and (target is None or path == target.path)]
+    own = Counter(tag.hierarchy_module for tag in file.source.main.tags_inside() if tag is not None)
+    counts = totals(own, Lineage(file.modules.records))
+    wanted = [path for path in file.modules.tags if counts[path] and (target is None or path == target.path)]
     if target is not None and not wanted:
         raise file.modules.nothing(target)
-    found = _by_cutting(file, wanted) if file.source.main.bodies or len(wanted) == 1 else _at_once(file, wanted)
+    exactly = bool(file.source.main.bodies) or len(wanted) == 1
+    found = _by_cutting(file, wanted) if exactly else _at_once(file, wanted, counts)
     crossing = dict.fromkeys(border for inputs, outputs, _ in found.values() for border in (*inputs, *outputs))
     end = len(file.source.main.nodes)
     known = dict(zip(crossing, tensor_infos(file.source.types.of(crossing, end)), strict=True))
@@ -77,14 +79,20 @@ def _by_cutting(file: TaggedFile, wanted: list[str]) -> dict[str, Crossing]:
     return found
 
 
-def _at_once(file: TaggedFile, wanted: list[str]) -> dict[str, Crossing]:
-    """All modules in one walk through a graph without bodies."""
+def all_borders(file: TaggedFile) -> tuple[Graph, list[NodeTag | None], Borders]:
+    """The whole graph laid flat, the tags of its nodes, and what crosses the border of each module."""
     main = file.source.main
     graph = flatten(file.source.proto)
-    tags = [*main.tags, *[None] * (len(graph.nodes) - len(main.tags))]  # what is in functions is nobody's
-    lineage = Lineage(file.modules.records)
-    borders = Borders(graph, tags, lineage, main.flow(len(main.nodes)).constant)
-    counts = totals(Counter(tag.hierarchy_module for tag in tags if tag is not None), lineage)
+    tags = list(main.tags_inside())
+    tags += [None] * (len(graph.nodes) - len(tags))  # what is in functions is nobody's
+    constant = main.flow(len(main.nodes)).constant
+    return graph, tags, Borders(graph, tags, Lineage(file.modules.records), constant)
+
+
+def _at_once(file: TaggedFile, wanted: list[str], counts: Mapping[str, int]) -> dict[str, Crossing]:
+    """All modules in one walk through a graph without bodies."""
+    main = file.source.main
+    graph, tags, borders = all_borders(file)
     place = {name: number for number, name in enumerate(graph.producer)}
 
     def made_inside(name: str, path: str) -> bool:

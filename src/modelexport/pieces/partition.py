@@ -9,7 +9,7 @@ import onnx
 
 from modelexport.hierarchy.tree import is_within
 from modelexport.pieces.build import Renamed, build, clashes
-from modelexport.pieces.cut import Border, Cut, cut, leaving_of, members_of
+from modelexport.pieces.cut import Border, Cut, cut, leaving_of
 from modelexport.pieces.extract import Extracted, TaggedFile, opened
 from modelexport.pieces.levels import Level
 from modelexport.pieces.order import Key, in_order
@@ -30,10 +30,10 @@ def partition(
     """
     with opened(onnx_model) as file:
         target = file.find(module, call)
-        members = _members(file, target)
-        if not target.path and target.call is None:
+        members = file.members(target)
+        if file.is_all(target):
             yield from _constants(file, target)
-        renamed = clashes(cut(members)) if members else {}
+        renamed = clashes(cut(members)) if len(members) > 1 else {}  # one level has no name twice
         for level, places in members:
             yield from _pieces(file, target, level, places, renamed)
 
@@ -45,16 +45,6 @@ def _constants(file: TaggedFile, target: Target) -> Iterator[Extracted]:
     if given:
         piece = build(file.source, Cut((), (), given, given), target, "")
         yield Extracted(loaded(piece, file.weights), piece.record)
-
-
-def _members(file: TaggedFile, target: Target) -> list[tuple[Level, list[int]]]:
-    main = file.source.main
-    if not target.path and target.call is None:
-        return [(main, list(range(len(main.nodes))))] if main.nodes else []
-    found = members_of(main, file.modules.holds(target))
-    if not found:
-        raise file.modules.nothing(target)
-    return found
 
 
 def _pieces(file: TaggedFile, target: Target, level: Level, places: list[int], renamed: Renamed) -> Iterator[Extracted]:

@@ -38,10 +38,7 @@ class TaggedModel:
     @functools.cached_property
     def embedded(self) -> Embedded | None:
         """The model-level metadata, or None in a file without tags."""
-        for entry in self.proto.metadata_props:
-            if entry.key == METADATA_KEY:
-                return decode_embedded(entry.value)
-        return None
+        return embedded_in(self.proto)
 
     @property
     def readable_metadata(self) -> Embedded | None:
@@ -90,6 +87,14 @@ class TaggedModel:
     def items(self) -> Iterator[tuple[graph.Node, codec.NodeTag | None]]:
         """Each node with its tag."""
         return zip(self.graph.nodes, self.tags, strict=True)
+
+
+def embedded_in(proto: onnx.ModelProto) -> Embedded | None:
+    """The metadata of ours that a model has, or None."""
+    for entry in proto.metadata_props:
+        if entry.key == METADATA_KEY:
+            return decode_embedded(entry.value)
+    return None
 
 
 def load(path: StrPath) -> TaggedModel:
