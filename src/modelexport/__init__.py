@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from modelexport.analysis.subgraph import extract_module_subgraph
     from modelexport.analysis.validate import validate
     from modelexport.attribution.strategies import ExportStrategy, Strategy, register_strategy
+    from modelexport.graphml.rebuild import import_onnx
+    from modelexport.graphml.write import export_graphml
     from modelexport.parity.verify import verify
     from modelexport.pieces.extract import extract
     from modelexport.pieces.partition import partition
@@ -29,6 +31,8 @@ _HOMES = {
     "compare": ("modelexport.analysis.compare", "compare"),
     "extract_module_subgraph": ("modelexport.analysis.subgraph", "extract_module_subgraph"),
     "validate": ("modelexport.analysis.validate", "validate"),
+    "export_graphml": ("modelexport.graphml.write", "export_graphml"),
+    "import_onnx": ("modelexport.graphml.rebuild", "import_onnx"),
     "verify": ("modelexport.parity.verify", "verify"),
     "extract": ("modelexport.pieces.extract", "extract"),
     "partition": ("modelexport.pieces.partition", "partition"),
@@ -55,9 +59,11 @@ __all__ = [
     "UnifiedExporter",
     "analyze",
     "compare",
+    "export_graphml",
     "export_model",
     "extract",
     "extract_module_subgraph",
+    "import_onnx",
     "load",
     "partition",
     "recommend_strategy",

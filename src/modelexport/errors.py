@@ -8,6 +8,8 @@ ModelExportError                 anything below; `hint` says what to do, `exit_c
   FormatError (ValueError)       a file is not what it should be
   ExportError (RuntimeError)     torch could not export the model
     ModelRunError                it does not even run on these inputs
+
+GraphmlWarning                   the export is done, but its GraphML could not be written
 """
 
 from __future__ import annotations
@@ -67,3 +69,7 @@ class ExportError(ModelExportError, RuntimeError):
 
 class ModelRunError(ExportError):
     """The model itself does not run on the example inputs, with or without an export."""
+
+
+class GraphmlWarning(UserWarning):
+    """The model was exported, but its GraphML could not be written."""

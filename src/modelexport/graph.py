@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast, overload
 
 import msgspec
 import onnx
@@ -15,8 +16,9 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     """One node. Tensor names are keys: a name of a nested body has the body's path in front.
 
     `key` is the first output, which is unique where a node's name may be empty or repeated.
-    `enclosing` is the node whose body this one is in (-1 at the top), `function` the local
-    function it is part of. `gaps` tells which inputs and outputs were left out by an empty name.
+    `enclosing` is the node whose body this one is in (-1 at the top) and `body` the label of that body,
+    `function` the local function it is part of. `gaps` tells which inputs and outputs were left out by
+    an empty name.
     """
 
     key: str
@@ -29,6 +31,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     function: str = ""
     calls_function: str = ""
     gaps: str = ""
+    body: str = ""
 
 
 class Body(msgspec.Struct, frozen=True, gc=False):
@@ -42,6 +45,28 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     """What a function declares beside its nodes: its attributes and their defaults."""
 
 
+class StoredNodes(Sequence[onnx.NodeProto]):
+    """The nodes of a graph that is too large to have them all in memory: each is made when it is asked for."""
+
+    def __init__(self, count: int, made: Callable[[int], onnx.NodeProto]) -> None:
+        self._count = count
+        self._made = made
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> onnx.NodeProto: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[onnx.NodeProto]: ...
+    def __getitem__(self, place: int | slice) -> onnx.NodeProto | list[onnx.NodeProto]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(self._count))]
+        if not 0 <= place < self._count:
+            raise IndexError(place)
+        return self._made(place)
+
+
 class Graph:
     """The nodes in the order of the file (a node before those in its bodies), and who reads what.
 
@@ -52,7 +77,7 @@ class Graph:
     def __init__(
         self,
         nodes: list[Node],
-        protos: list[onnx.NodeProto],
+        protos: Sequence[onnx.NodeProto],
         attributed: list[int],
         bodies: dict[int, list[Body]],
         functions: dict[str, Body],
@@ -105,13 +130,21 @@ class Graph:
         yield from dict.fromkeys((*self.inputs, *self.initializers, *self.producer))
 
 
+def body_prefix(key: str, label: str) -> str:
+    """What stands before the names of the body with this label, in the node with this key."""
+    return f"{key}/{label}/"
+
+
 def function_key(domain: str, name: str) -> str:
     return f"{domain}::{name}"
 
 
-def flatten(model: onnx.ModelProto) -> Graph:
-    """Lay a model flat. Only names are read, so weights may be absent."""
-    b = _Builder(model)
+def flatten(model: onnx.ModelProto, nodes: StoredNodes | None = None) -> Graph:
+    """Lay a model flat. Only names are read, so weights may be absent.
+
+    `nodes` are those of the main graph where the model itself is without them, to save memory.
+    """
+    b = _Builder(model, nodes)
     main = model.graph
     initializers = [tensor.name for tensor in main.initializer]
     initializers += [sparse.values.name for sparse in main.sparse_initializer]
@@ -126,16 +159,30 @@ _Scopes = list[dict[str, str]]
 
 
 class _Builder:
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, stored: StoredNodes | None) -> None:
         self.nodes: list[Node] = []
-        self.protos: list[onnx.NodeProto] = []
+        self._kept: list[onnx.NodeProto | int] = []
+        self._stored = stored
         self.attributed: list[int] = []
         self.bodies: dict[int, list[Body]] = {}
         self.functions: dict[str, Body] = {}
         self._called = {function_key(f.domain, f.name) for f in model.functions}
-        self._add_nodes(model.graph.node, "", [], -1, "")
+        self._add_nodes(model.graph.node if stored is None else stored, "", [], -1, "", "")
         for function in model.functions:
             self._add_function(function)
+
+    @property
+    def protos(self) -> Sequence[onnx.NodeProto]:
+        """The protobuf nodes; of stored ones only those with bodies are kept, the others are made again."""
+        kept, stored = self._kept, self._stored
+        if stored is None:
+            return cast("list[onnx.NodeProto]", kept)
+
+        def made(index: int) -> onnx.NodeProto:
+            found = kept[index]
+            return stored[found] if isinstance(found, int) else found
+
+        return StoredNodes(len(kept), made)
 
     def _add_function(self, function: onnx.FunctionProto) -> None:
         key = function_key(function.domain, function.name)
@@ -146,12 +193,19 @@ class _Builder:
         defaults = sorted(attribute.SerializeToString().hex() for attribute in function.attribute_proto)
         declared = " ".join((*sorted(function.attribute), *defaults))
         self.functions[key] = Body(key, tuple(prefix + name for name in function.input), outputs, {}, declared)
-        self._add_nodes(function.node, prefix, scopes, -1, key)
+        self._add_nodes(function.node, prefix, scopes, -1, key, "")
 
     def _add_nodes(
-        self, nodes: Sequence[onnx.NodeProto], prefix: str, scopes: _Scopes, enclosing: int, function: str
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        prefix: str,
+        scopes: _Scopes,
+        enclosing: int,
+        function: str,
+        inside: str,
     ) -> None:
-        found, protos = self.nodes, self.protos
+        found, kept = self.nodes, self._kept
+        stored = nodes is self._stored
         for position, node in enumerate(nodes):
             inputs, outputs = tuple(node.input[:]), tuple(node.output[:])
             gaps = ""
@@ -167,13 +221,16 @@ class _Builder:
             if self._called and function_key(domain, op_type) in self._called:
                 called = function_key(domain, op_type)
             index = len(found)
-            found.append(Node(key, node.name, op_type, domain, inputs, outputs, enclosing, function, called, gaps))
-            protos.append(node)
+            found.append(
+                Node(key, node.name, op_type, domain, inputs, outputs, enclosing, function, called, gaps, inside)
+            )
+            kept.append(position if stored else node)
             attributes = node.attribute
             if attributes:
                 self.attributed.append(index)
                 for label, body in nested_graphs(attributes):
-                    self._add_body(index, label, body, f"{key}/{label}/", scopes, function)
+                    kept[index] = node
+                    self._add_body(index, label, body, body_prefix(key, label), scopes, function)
 
     def _add_body(
         self, index: int, label: str, graph: onnx.GraphProto, prefix: str, scopes: _Scopes, function: str
@@ -188,7 +245,7 @@ class _Builder:
         initializers = {prefix + name: weight for name, weight in weights.items()}
         body = Body(label, tuple(prefix + name for name in inputs), outputs, initializers)
         self.bodies.setdefault(index, []).append(body)
-        self._add_nodes(graph.node, prefix, inner, index, function)
+        self._add_nodes(graph.node, prefix, inner, index, function, label)
 
 
 def _empty(names: tuple[str, ...]) -> list[int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -26,8 +28,17 @@ from modelexport.baseline.calling import (
 from modelexport.baseline.failure import explain
 from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.collector import collector_paused
-from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, ModelExportError
+from modelexport.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ExportError,
+    GraphmlWarning,
+    ModelExportError,
+    first_line,
+)
 from modelexport.graph import flatten
+from modelexport.graphml.dialect import MODES
+from modelexport.graphml.write import check_graphml, export_graphml
 from modelexport.hierarchy.capture import scan
 from modelexport.hierarchy.program import scan_program
 from modelexport.hierarchy.tags import assign_tags, make_policy
@@ -68,6 +79,9 @@ def export_model(
     exclude: Sequence[str] | str | None = None,
     max_depth: int | None = None,
     clean: bool = False,
+    with_graphml: bool = False,
+    graphml_output: StrPath | None = None,
+    graphml_parameters: str = MODES[0],
     with_report: bool = False,
     temp_dir: StrPath | None = None,
     external_data: bool | None = None,
@@ -84,10 +98,12 @@ def export_model(
     `example_inputs` is a tensor, a tuple of positional inputs or a dict of keyword inputs. The model
     may also be a program of `torch.export`, which has its inputs in it: pass None. The graph is the
     one that `torch.onnx.export` writes; `clean=True` leaves even the map out of the file and writes
-    only the sidecar; `with_report=True` adds a page for people. Raises a ModelExportError with a
-    hint when it cannot.
+    only the sidecar; `with_report=True` adds a page for people, `with_graphml=True` or a `graphml_output`
+    a GraphML for yEd (a failure there is a GraphmlWarning and `graphml_error` in the report; the export stands).
+    Raises a ModelExportError with a hint when it cannot.
     """
     target = check_target(output_path)
+    graphml = check_graphml(target, graphml_output, graphml_parameters) if with_graphml or graphml_output else None
     module = _check_model(model)
     inputs = _check_inputs(module, example_inputs)
     policy = make_policy(torch_nn_exceptions, include, exclude, max_depth)
@@ -159,7 +175,20 @@ def export_model(
             stage.place(stage.write("report", [markdown(report).encode()]), report.report_path.name)
         stage.place(model_file, target.name)
         stage.commit()
+    if graphml is not None:
+        with steps.step("write the GraphML"):
+            report = _add_graphml(report, graphml, graphml_parameters)
     return report
+
+
+def _add_graphml(report: ExportReport, graphml: Path, parameters: str) -> ExportReport:
+    try:
+        files = export_graphml(report.onnx_path, graphml, parameters=parameters)
+    except Exception as error:  # whatever it is, the model is exported
+        told = error.headline if isinstance(error, ModelExportError) else f"{type(error).__name__}: {first_line(error)}"
+        warnings.warn(f"the GraphML could not be written: {told}", GraphmlWarning, stacklevel=3)
+        return msgspec.structs.replace(report, graphml_error=told)
+    return msgspec.structs.replace(report, graphml_path=files.graphml, graphml_data_path=files.data)
 
 
 def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:

@@ -26,6 +26,9 @@ class ExportReport(msgspec.Struct, frozen=True):
     hierarchy: Sidecar
     timings: dict[str, float]
     report_path: Path | None = None
+    graphml_path: Path | None = None
+    graphml_data_path: Path | None = None
+    graphml_error: str | None = None
 
     @property
     def nodes(self) -> int:
@@ -54,12 +57,15 @@ class ExportReport(msgspec.Struct, frozen=True):
                 "coverage": self.coverage,
                 "tags": statistics.tags,
                 "dropped_outputs": list(self.dropped_outputs),
+                "graphml_error": self.graphml_error,
             },
             "files": {
                 "onnx": str(self.onnx_path),
                 "sidecar": str(self.sidecar_path),
                 "data": [str(path) for path in self.data_paths],
-                "report": None if self.report_path is None else str(self.report_path),
+                "report": _text(self.report_path),
+                "graphml": _text(self.graphml_path),
+                "graphml_data": _text(self.graphml_data_path),
             },
             "statistics": msgspec.to_builtins(statistics),
             "timings": dict(self.timings),
@@ -67,6 +73,10 @@ class ExportReport(msgspec.Struct, frozen=True):
 
     def __getitem__(self, key: str) -> Any:
         return self.to_dict()[key]
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 class Steps:

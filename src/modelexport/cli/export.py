@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 import click
 
+from modelexport.cli.graphml import parameters_option
 from modelexport.cli.inputs import blaming, input_options, open_source
 from modelexport.cli.render import note, progress
 from modelexport.cli.summary import show_summary
+from modelexport.errors import GraphmlWarning
+from modelexport.graphml.write import check_graphml
 from modelexport.tagged.sidecar import SourceOptions
 from modelexport.tagged.staging import check_target
 
@@ -58,6 +62,9 @@ def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, s
 @click.option(
     "--clean", "--no-hierarchy-attrs", "clean", is_flag=True, help="Write the baseline's bytes and only the sidecar."
 )
+@click.option("--with-graphml", is_flag=True, help="Also write a GraphML for yEd, <stem>_hierarchical_graph.graphml.")
+@click.option("--graphml-output", type=click.Path(path_type=Path), help="The same, to this file.")
+@parameters_option
 @click.option("--with-report", is_flag=True, help="Also write OUTPUT's report, <stem>_report.md.")
 @click.option("--jit-graph", type=click.Path(path_type=Path), help="Also write the TorchScript graph to this file.")
 @click.option("--fx-graph", type=click.Path(path_type=Path), help="Also write the FX program to this file.")
@@ -86,6 +93,9 @@ def export_command(
     no_optimize: bool,
     external_data: bool | None,
     clean: bool,
+    with_graphml: bool,
+    graphml_output: Path | None,
+    graphml_parameters: str,
     with_report: bool,
     jit_graph: Path | None,
     fx_graph: Path | None,
@@ -108,6 +118,8 @@ def export_command(
       modelexport export models.py:make_model model.onnx --strategy htp
     """
     check_target(output)  # before torch is loaded
+    if with_graphml or graphml_output is not None:
+        check_graphml(output, graphml_output, graphml_parameters)
     if dynamic and dynamic_axes:
         raise click.UsageError("--dynamic chooses the axes that --dynamic-axes sets; give one of them")
     for extra in (jit_graph, fx_graph):
@@ -116,7 +128,8 @@ def export_command(
     chosen = input_specs is not None or input_text is not None or bool(input_shape)
     specs = None if input_specs is None else input_specs.name
     options = SourceOptions(task, model_class, revision, random_weights, input_text, dict(input_shape), specs)
-    with progress(verbose) as on_step, blaming(chosen):
+    with progress(verbose) as on_step, blaming(chosen), warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphmlWarning)  # the summary says it
         on_step("load torch and the model")
         from modelexport.pipeline import export_model
         from modelexport.source.inputs import Wanted
@@ -143,6 +156,9 @@ def export_command(
             exclude=exclude,
             max_depth=max_depth,
             clean=clean,
+            with_graphml=with_graphml,
+            graphml_output=graphml_output,
+            graphml_parameters=graphml_parameters,
             with_report=with_report,
             temp_dir=temp_dir,
             external_data=external_data,

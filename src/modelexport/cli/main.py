@@ -18,6 +18,8 @@ _COMMANDS = {
     "compare": ("modelexport.cli.compare", "compare_command"),
     "extract": ("modelexport.cli.extract", "extract_command"),
     "verify": ("modelexport.cli.verify", "verify_command"),
+    "export-graphml": ("modelexport.cli.graphml", "export_graphml_command"),
+    "import-onnx": ("modelexport.cli.graphml", "import_onnx_command"),
     "strip": ("modelexport.cli.strip", "strip_command"),
     "demo": ("modelexport.cli.demo", "demo_command"),
 }

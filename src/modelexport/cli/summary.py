@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from rich.console import RenderableType
 
 from modelexport.analysis.outline import TreeModule, outline, shortened
-from modelexport.cli.render import line, listed, note, plain_table, show, tensor
+from modelexport.cli.render import line, listed, note, plain_table, show, tensor, visible
 from modelexport.report import ExportReport
 
 STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
@@ -22,6 +22,8 @@ def show_summary(report: ExportReport, verbose: bool = False) -> None:
         note(f"note: dynamo could not export this model ({report.fallback_reason}); {report.exporter} was used")
     for dropped in report.dropped_outputs:
         note(f"note: output dropped, not a tensor: {dropped}")
+    if report.graphml_error is not None:
+        note(f"warning: the model is exported, but its GraphML could not be written: {visible(report.graphml_error)}")
     show(_summary(report, verbose))
 
 
@@ -41,6 +43,9 @@ def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
     yield line(f"sidecar {report.sidecar_path.name}", 2)
     if report.report_path is not None:
         yield line(f"report {report.report_path.name}", 2)
+    if report.graphml_path is not None:
+        apart = "" if report.graphml_data_path is None else f", weights in {report.graphml_data_path.name}"
+        yield line(f"graphml {report.graphml_path.name}{apart}", 2)
     if verbose:
         for step, seconds in report.timings.items():
             yield line(f"{seconds:8.3f} s  {step}", 2)

@@ -281,17 +281,19 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         return TensorInfo(value.name, value.type.WhichOneof("value") or "unknown", ())
-    return TensorInfo(value.name, _dtype(tensor.elem_type), tuple(map(_dim, tensor.shape.dim)))
+    return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(map(dim_size, tensor.shape.dim)))
 
 
-def _dtype(data_type: int) -> str:
+def dtype_name(data_type: int) -> str:
+    """ONNX's name of an element type."""
     try:
         return str(onnx.TensorProto.DataType.Name(data_type)).lower()
     except ValueError:
         return f"type {data_type}"
 
 
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+def dim_size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    """The size of an axis, its name, or None."""
     if dim.HasField("dim_value"):
         return dim.dim_value
     return dim.dim_param or None

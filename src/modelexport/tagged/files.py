@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -12,6 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from modelexport.errors import ArgumentTypeError, FileError, FormatError
+from modelexport.graph import StoredNodes
 from modelexport.tagged import wire
 
 StrPath = str | os.PathLike[str]
@@ -36,6 +38,16 @@ def parse(
     if not proto.HasField("graph"):
         raise FormatError(f"{path} is not an ONNX model", hint="it holds no graph")
     return proto
+
+
+def stored_nodes(data: wire.Buffer) -> StoredNodes:
+    """The nodes of the main graph of a file, parsed one by one when they are asked for."""
+    begins, ends = array("q"), array("q")
+    for graph in wire.graphs(data):
+        for field in wire.nodes(data, graph):
+            begins.append(field.body)
+            ends.append(field.end)
+    return StoredNodes(len(begins), lambda place: onnx.NodeProto.FromString(bytes(data[begins[place] : ends[place]])))
 
 
 @contextmanager

@@ -28,10 +28,10 @@ from modelexport.tagged.sidecar import (
 class TaggedModel:
     """An exported file: `proto` has everything but the values of large weights; `tags` has one entry a node."""
 
-    def __init__(self, path: Path, proto: onnx.ModelProto) -> None:
+    def __init__(self, path: Path, proto: onnx.ModelProto, nodes: graph.StoredNodes | None = None) -> None:
         self.path = path
         self.proto = proto
-        self.graph = graph.flatten(proto)
+        self.graph = graph.flatten(proto, nodes)
         decode = functools.cache(codec.decode)  # the nodes of one module mostly say the same
         self.tags = [decode(node.doc_string) for node in self.graph.protos]
 

@@ -126,12 +126,26 @@ def _data_file(folder: Path, location: str) -> Path:
 
 
 def _slice(tensor: TensorProto, data: wire.Buffer, location: str) -> wire.Buffer:
+    offset, length = _place(tensor, len(data), location)
+    return data[offset : offset + length]
+
+
+def external_place(tensor: TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """Where the values of a tensor lie in a data file: the file, offset and length."""
+    location = external_location(tensor)
+    if location is None:
+        raise FormatError(f"the model does not say in which data file {tensor.name!r} is")
+    path = _data_file(folder, location)
+    return (path, *_place(tensor, path.stat().st_size, location))
+
+
+def _place(tensor: TensorProto, size: int, location: str) -> tuple[int, int]:
     told = {entry.key: entry.value for entry in tensor.external_data}
     try:
         offset = int(told.get("offset", 0))
-        length = int(told["length"]) if "length" in told else len(data) - offset
+        length = int(told["length"]) if "length" in told else size - offset
     except ValueError as error:
         raise FormatError(f"the place of {tensor.name!r} in {location} is not a number") from error
-    if offset < 0 or length < 0 or offset + length > len(data):
+    if offset < 0 or length < 0 or offset + length > size:
         raise FormatError(f"{tensor.name!r} lies beyond the end of {location}", hint="the data file is cut short")
-    return data[offset : offset + length]
+    return offset, length

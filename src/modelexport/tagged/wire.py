@@ -68,7 +68,7 @@ def without_payload(data: Buffer, weights: Sequence[Field] | None = None) -> byt
     for field in fields(data, 0, len(data)):
         if field.number == _MODEL_GRAPH and field.kind == _BYTES:
             found = initializers(data, field) if weights is None else weights
-            parts += _delimited(_MODEL_GRAPH, _emptied_graph(data, field, found))
+            parts += delimited(_MODEL_GRAPH, _emptied_graph(data, field, found))
         else:
             parts.append(data[field.start : field.end])
     return b"".join(parts)
@@ -81,7 +81,7 @@ def _emptied_graph(data: Buffer, graph: Field, weights: Iterable[Field]) -> list
         if field.end - field.body <= _SMALL_TENSOR or not graph.body <= field.start < graph.end:
             continue
         parts.append(data[kept_from : field.start])
-        parts += _delimited(_GRAPH_INITIALIZER, _without_values(data, field))
+        parts += delimited(_GRAPH_INITIALIZER, _without_values(data, field))
         kept_from = field.end
     parts.append(data[kept_from : graph.end])
     return parts
@@ -146,6 +146,11 @@ def initializers(data: Buffer, graph: Field) -> Iterator[Field]:
             yield Field(_GRAPH_INITIALIZER, _BYTES, start, body, position)
 
 
+def nodes(data: Buffer, graph: Field) -> Iterator[Field]:
+    """The nodes of a graph."""
+    return (f for f in fields(data, graph.body, graph.end) if f.number == _GRAPH_NODE and f.kind == _BYTES)
+
+
 def raw_data(data: Buffer, tensor: Field) -> Buffer | None:
     """A tensor's values, where they are stored as plain bytes."""
     for number, start, body, end in _short_fields(data, tensor.body, tensor.end):
@@ -159,21 +164,31 @@ def with_initializers(data: Buffer, added: list[Buffer]) -> list[Buffer]:
     pieces: list[Buffer] = []
     for field in fields(data, 0, len(data)):
         if field.number == _MODEL_GRAPH and field.kind == _BYTES:
-            inside = fields(data, field.body, field.end)
-            place = next((f.start for f in inside if f.number > _GRAPH_INITIALIZER), field.end)
-            pieces += _delimited(_MODEL_GRAPH, [data[field.body : place], *added, data[place : field.end]])
+            inside = spliced(data[field.body : field.end], _GRAPH_INITIALIZER, added)
+            pieces += delimited(_MODEL_GRAPH, inside)
         else:
             pieces.append(data[field.start : field.end])
     return pieces
 
 
+def spliced(message: Buffer, number: int, added: list[Buffer]) -> list[Buffer]:
+    """A message with these fields put where a protobuf library would write the ones of this number."""
+    place = place_of(message, number)
+    return [message[:place], *added, message[place:]]
+
+
+def place_of(message: Buffer, number: int) -> int:
+    """Where in a message a protobuf library would write a field of this number."""
+    return next((f.start for f in fields(message, 0, len(message)) if f.number > number), len(message))
+
+
 def with_outputs(data: Buffer, names: Iterable[str]) -> list[Buffer]:
     """The model with these tensors of its main graph as further outputs."""
-    added = [piece for name in names for piece in _delimited(_GRAPH_OUTPUT, _delimited(1, [name.encode()]))]
+    added = [piece for name in names for piece in delimited(_GRAPH_OUTPUT, delimited(1, [name.encode()]))]
     pieces: list[Buffer] = []
     for field in fields(data, 0, len(data)):
         if field.number == _MODEL_GRAPH and field.kind == _BYTES:
-            pieces += _delimited(_MODEL_GRAPH, [data[field.body : field.end], *added])
+            pieces += delimited(_MODEL_GRAPH, [data[field.body : field.end], *added])
         else:
             pieces.append(data[field.start : field.end])
     return pieces
@@ -181,7 +196,7 @@ def with_outputs(data: Buffer, names: Iterable[str]) -> list[Buffer]:
 
 def initializer(tensor: bytes) -> bytes:
     """A serialised tensor as an initializer of a graph."""
-    return b"".join(_delimited(_GRAPH_INITIALIZER, [tensor]))
+    return b"".join(delimited(_GRAPH_INITIALIZER, [tensor]))
 
 
 def rewrite(
@@ -200,9 +215,9 @@ def rewrite(
             pieces += added
             added = []
         if field.number == _MODEL_GRAPH and field.kind == _BYTES:
-            pieces += _delimited(_MODEL_GRAPH, _edited_nodes(data, field, _GRAPH_NODE, doc_edit))
+            pieces += delimited(_MODEL_GRAPH, _edited_nodes(data, field, _GRAPH_NODE, doc_edit))
         elif field.number == _MODEL_FUNCTIONS and field.kind == _BYTES:
-            pieces += _delimited(_MODEL_FUNCTIONS, _edited_nodes(data, field, _FUNCTION_NODE, doc_edit))
+            pieces += delimited(_MODEL_FUNCTIONS, _edited_nodes(data, field, _FUNCTION_NODE, doc_edit))
         elif drop_metadata is not None and field.number == _MODEL_METADATA and _key(data, field) == drop_metadata:
             continue
         else:
@@ -211,7 +226,7 @@ def rewrite(
 
 
 def _entry(key: str, value: str) -> list[Buffer]:
-    return _delimited(_MODEL_METADATA, [*_delimited(1, [key.encode()]), *_delimited(2, [value.encode()])])
+    return delimited(_MODEL_METADATA, [*delimited(1, [key.encode()]), *delimited(2, [value.encode()])])
 
 
 def _edited_nodes(data: Buffer, parent: Field, node_field: int, doc_edit: DocEdit) -> list[Buffer]:
@@ -221,7 +236,7 @@ def _edited_nodes(data: Buffer, parent: Field, node_field: int, doc_edit: DocEdi
         if field.number == node_field and field.kind == _BYTES:
             if kept_from < field.start:
                 pieces.append(data[kept_from : field.start])
-            pieces += _delimited(node_field, _edited_node(data, field, doc_edit))
+            pieces += delimited(node_field, _edited_node(data, field, doc_edit))
             kept_from = field.end
     if kept_from < parent.end:
         pieces.append(data[kept_from : parent.end])
@@ -232,7 +247,7 @@ def _edited_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:
     parts = list(fields(data, node.body, node.end))
     old = next((f for f in parts if f.number == _NODE_DOC and f.kind == _BYTES), None)
     new = doc_edit(None if old is None else bytes(data[old.body : old.end]))
-    docs = [] if new is None else _delimited(_NODE_DOC, [new])
+    docs = [] if new is None else delimited(_NODE_DOC, [new])
     if old is None:
         place = next((f.start for f in parts if f.number > _NODE_DOC), node.end)
         edits = [(place, place, docs)]
@@ -240,7 +255,7 @@ def _edited_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:
         edits = [(old.start, old.end, docs)]
     for field in parts:
         if field.number == _NODE_ATTRIBUTE and field.kind == _BYTES and _holds_graph(data, field):
-            body = _delimited(_NODE_ATTRIBUTE, _edited_attribute(data, field, doc_edit))
+            body = delimited(_NODE_ATTRIBUTE, _edited_attribute(data, field, doc_edit))
             edits.append((field.start, field.end, body))
     pieces: list[Buffer] = []
     kept_from = node.body
@@ -258,7 +273,7 @@ def _edited_attribute(data: Buffer, attribute: Field, doc_edit: DocEdit) -> list
     pieces: list[Buffer] = []
     for field in fields(data, attribute.body, attribute.end):
         if field.number in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS) and field.kind == _BYTES:
-            pieces += _delimited(field.number, _edited_nodes(data, field, _GRAPH_NODE, doc_edit))
+            pieces += delimited(field.number, _edited_nodes(data, field, _GRAPH_NODE, doc_edit))
         else:
             pieces.append(data[field.start : field.end])
     return pieces
@@ -271,10 +286,14 @@ def _key(data: Buffer, entry: Field) -> str:
     return ""
 
 
-def _delimited(number: int, body: list[Buffer]) -> list[Buffer]:
+def delimited(number: int, body: list[Buffer]) -> list[Buffer]:
     """A length-delimited field around these pieces."""
-    header = _varint(number << 3 | _BYTES) + _varint(sum(map(len, body)))
-    return [header, *body]
+    return [header(number, sum(map(len, body))), *body]
+
+
+def header(number: int, length: int) -> bytes:
+    """What stands before the bytes of a length-delimited field."""
+    return _varint(number << 3 | _BYTES) + _varint(length)
 
 
 def _varint(value: int) -> bytes:

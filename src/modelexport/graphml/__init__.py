@@ -1,0 +1,1 @@
+"""A model as a pair of files for graph editors, GraphML and raw weights, and back without loss."""

@@ -1,0 +1,72 @@
+"""Looks at an imported model: ONNX's checker, what was recorded of its graph, and ONNX Runtime where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+
+from modelexport.analysis.checker import complaint
+from modelexport.errors import first_line
+from modelexport.graphml.rebuild import Imported
+from modelexport.graphml.wiring import structure_digest
+from modelexport.tagged.model import load
+
+
+class ImportCheck(msgspec.Struct, frozen=True):
+    """What was found; `runtime` is None where ONNX Runtime is not installed."""
+
+    checker: str | None
+    same_topology: bool
+    runtime: str | None
+    runs: bool
+
+    @property
+    def passed(self) -> bool:
+        return self.checker is None and self.same_topology and (self.runs or self.runtime is None)
+
+
+def check_import(imported: Imported) -> ImportCheck:
+    """Check a model that was just imported."""
+    same = structure_digest(load(imported.onnx).graph) == imported.topology
+    if importlib.util.find_spec("onnxruntime") is None:
+        return ImportCheck(complaint(imported.onnx), same, None, runs=False)
+    runs, told = _run(imported.onnx)
+    return ImportCheck(complaint(imported.onnx), same, told, runs)
+
+
+def _run(path: Path) -> tuple[bool, str]:
+    """Whether ONNX Runtime takes the model, and what it said: one run on zeros, if the inputs are plain tensors."""
+    runtime = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a kind for each of its states
+        return False, f"refuses the model: {first_line(error)}"
+    feeds = {value.name: _zeros(value) for value in session.get_inputs()}
+    if any(value is None for value in feeds.values()):
+        return True, "loads the model; inputs that are no plain tensors were not made up for a run"
+    try:
+        session.run(None, feeds)
+    except Exception as error:
+        return True, f"loads the model; it does not take zeros as inputs: {first_line(error)}"
+    return True, "runs the model"
+
+
+def _zeros(value: Any) -> np.ndarray | None:
+    """An input of zeros, one along every axis without a size; None for what is no plain tensor."""
+    name = value.type.removeprefix("tensor(").removesuffix(")")
+    shape = [size if isinstance(size, int) else 1 for size in value.shape or []]
+    if name == "string":
+        return np.full(shape, "", dtype=object)
+    try:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name.upper()))
+    except (ValueError, KeyError):
+        return None
+    return np.zeros(shape, kind)

@@ -1,0 +1,272 @@
+"""The parts of a model as a GraphML file holds them, gathered by what they say they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import msgspec
+import onnx
+from google.protobuf.message import DecodeError
+
+from modelexport.errors import FileError, FormatError
+from modelexport.graphml.dialect import BODY, FUNCTION, MODEL, MODES, MODULE, OPERATOR, SPARSE, TERMINALS, WEIGHTS
+from modelexport.graphml.read import Document, NodeData, exact_bytes, place
+from modelexport.graphml.store import Stored
+from modelexport.graphml.tensors import FIELDS, Span
+from modelexport.graphml.views import attributes_text, plain
+from modelexport.tagged.files import is_file
+
+_WRITE_AGAIN = "write it again with export-graphml"
+_READ_BACK = ("operator", "domain", "name", "attributes")
+"""What may be edited on an operator."""
+_GROUPS = (MODULE, BODY, FUNCTION)
+
+
+class Checked(Span):
+    """A stretch of a file whose bytes are known to be right once all are read."""
+
+    def __init__(self, path: Path, offset: int, length: int, sha256: str, owner: str) -> None:
+        super().__init__(path, offset, length)
+        self.sha256 = sha256
+        self._owner = owner
+
+    def chunks(self) -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        for piece in super().chunks():
+            digest.update(piece)
+            yield piece
+        if digest.hexdigest() != self.sha256:
+            raise FormatError(
+                f"the values of {self._owner} in {self.path.name} are not the ones that were written",
+                hint="the checksum differs; write the GraphML again",
+            )
+
+
+class Part(msgspec.Struct, gc=False):
+    """The exact form of an operator or weight, and where the values that it lacks are."""
+
+    kind: str
+    message: bytes
+    identity: str
+    scope: str
+    stored: str = ""
+    embedded: tuple[Span, ...] = ()
+    edits: dict[str, str] | None = None
+
+    @property
+    def place(self) -> str:
+        """How to find it in an editor."""
+        if self.kind == OPERATOR:
+            node = onnx.NodeProto.FromString(self.message)
+            name = node.name or node.op_type
+        elif self.kind == SPARSE:
+            name = onnx.SparseTensorProto.FromString(self.message).values.name
+        else:
+            name = onnx.TensorProto.FromString(self.message).name
+        return place(plain(name), self.identity)
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    """Where the values of weights are, and how many weights there were."""
+
+    mode: str
+    file: str | None = None
+    weights: int = 0
+
+
+class End(NamedTuple):
+    """An input, output or weight by its graph and its place in that graph's list."""
+
+    kind: str
+    scope: str
+    position: int
+
+
+class Parts:
+    """Operators by their order, weights by graph and position, and what an editor added.
+
+    Nodes go by their numbers: `orders` has those of operators, `ends` those of inputs, outputs and weights, `added`
+    new operators, and `places` says how to find any of the others.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self.path = document.path
+        self.operators: dict[int, Part] = {}
+        self.weights: dict[End, Part] = {}
+        self.ends: dict[int, End] = {}
+        self._ends: set[End] = set()
+        self.orders: dict[int, int] = {}
+        self.added: dict[int, NodeData] = {}
+        self.places: dict[int, str] = {}
+        self.told_names: dict[int, str] = {}
+        self._around: dict[int, tuple[int, str | None]] = {}
+        self.card = NodeData("", {}, [])
+        for number, node in document.nodes():
+            self._take(number, node)
+        self.edges = document.edges
+        if "onnx" not in self.card.told:
+            raise FormatError(
+                f"{self.path} holds no model", hint="the node that describes the model is missing; " + _WRITE_AGAIN
+            )
+        if "format_version" not in self.card.told:
+            raise FormatError(f"{self.path} does not say its format version", hint=_WRITE_AGAIN)
+        self.parameters = _parameters(self.path, self.card)
+        self._loader = _Loader(self.path.parent, self.parameters)
+
+    def _take(self, number: int, node: NodeData) -> None:
+        kind = node.told.get("kind", "")
+        if kind == OPERATOR and "onnx" in node.told:
+            self._take_operator(number, node)
+        elif kind in TERMINALS:
+            self._take_terminal(number, node, kind)
+        elif kind == MODEL:
+            if self.card.told:
+                raise FormatError(f"{self.path}: two nodes describe the model", hint="remove the copy")
+            self.card = node
+        elif node.told.get("operator") and kind not in _GROUPS:
+            self.added[number] = node
+        if kind not in TERMINALS and number not in self.orders:
+            self.places[number] = node.place
+            self._around[number] = (node.parent, node.told.get("scope", "") if kind in (BODY, FUNCTION) else None)
+
+    def scope_around(self, number: int) -> str:
+        """The graph that a new operator was drawn in."""
+        number = self.added[number].parent
+        while number >= 0:
+            number, scope = self._around.get(number, (-1, None))
+            if scope is not None:
+                return scope
+        return ""
+
+    def _take_operator(self, number: int, node: NodeData) -> None:
+        order = _number(node, "execution_order")
+        message = exact_bytes(node)
+        if order in self.operators:
+            raise FormatError(
+                f"{self.path}: {node.place} and {self.operators[order].place} are both number {order}",
+                hint="a copy is a new node once its properties onnx and execution_order are removed",
+            )
+        self.orders[number] = order
+        proto = _parsed(onnx.NodeProto, message, node)
+        part = _part(OPERATOR, message, node)
+        told = {
+            "operator": plain(proto.op_type),
+            "domain": plain(proto.domain),
+            "name": plain(proto.name),
+            "attributes": attributes_text(proto.attribute),
+        }
+        changed = {
+            name: node.told[name] for name in _READ_BACK if node.told.get(name, told[name]) not in ("", told[name])
+        }
+        if changed:
+            part.edits = changed
+        self.operators[order] = part
+
+    def _take_terminal(self, number: int, node: NodeData, kind: str) -> None:
+        end = End(kind, node.told.get("scope", ""), _number(node, "position"))
+        if end in self._ends:
+            raise FormatError(f"{self.path}: {node.place} stands there twice", hint="remove the copy")
+        self.ends[number] = end
+        self._ends.add(end)
+        self.told_names[number] = node.told.get("name", "")
+        if kind not in WEIGHTS:
+            self.places[number] = node.place
+            return
+        if "onnx" not in node.told:
+            raise FormatError(f"{self.path}: the exact form of {node.place} is missing", hint=_WRITE_AGAIN)
+        message = exact_bytes(node)
+        _parsed(onnx.SparseTensorProto if kind == SPARSE else onnx.TensorProto, message, node)
+        self.weights[end] = _part(kind, message, node)
+
+    def values(self, part: Part) -> list[tuple[str, str, Checked]]:
+        """The values that a part lacks: place of the tensor, field, bytes."""
+        return self._loader.values(part) if part.stored or part.embedded else []
+
+
+def _part(kind: str, message: bytes, node: NodeData) -> Part:
+    told = node.told
+    return Part(kind, message, node.identity, told.get("scope", ""), told.get("values", ""), tuple(node.embedded))
+
+
+def _parameters(path: Path, card: NodeData) -> Parameters:
+    try:
+        parameters = msgspec.json.decode(card.told.get("parameters", ""), type=Parameters)
+    except msgspec.DecodeError as error:
+        raise FormatError(f"{path} does not say where its weights are", hint=_WRITE_AGAIN) from error
+    if parameters.mode not in MODES:
+        raise FormatError(f"{path}: there is no parameter mode {parameters.mode!r}", hint=_WRITE_AGAIN)
+    return parameters
+
+
+def _number(node: NodeData, key: str) -> int:
+    text = node.told.get(key, "").strip()
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise FormatError(f"{node.place} has no {key}", hint=_WRITE_AGAIN)
+    return int(text)
+
+
+def _parsed(kind: Any, message: bytes, node: NodeData) -> Any:
+    try:
+        proto = kind.FromString(message)
+    except DecodeError as error:
+        raise FormatError(f"the exact form of {node.place} is damaged", hint=_WRITE_AGAIN) from error
+    return proto
+
+
+class _Loader:
+    """Finds the bytes of weights where the GraphML says that they are."""
+
+    def __init__(self, folder: Path, parameters: Parameters) -> None:
+        self._folder = folder
+        self._parameters = parameters
+        self._sizes: dict[str, int] = {}
+
+    def values(self, part: Part) -> list[tuple[str, str, Checked]]:
+        try:
+            stored = msgspec.json.decode(part.stored, type=list[Stored])
+        except msgspec.DecodeError as error:
+            raise FormatError(f"what is said of the values of {part.place} is damaged", hint=_WRITE_AGAIN) from error
+        found = []
+        if self._parameters.mode == "embedded" and len(part.embedded) != len(stored):
+            raise FormatError(f"the embedded values of {part.place} are cut short", hint=_WRITE_AGAIN)
+        for number, entry in enumerate(stored):
+            if entry.field not in FIELDS:
+                raise FormatError(f"{part.place} has values of an unknown kind", hint=_WRITE_AGAIN)
+            if self._parameters.mode == "embedded":
+                span = part.embedded[number]
+                if span.length != entry.length:
+                    raise FormatError(f"the embedded values of {part.place} are cut short", hint=_WRITE_AGAIN)
+                checked = Checked(span.path, span.offset, span.length, entry.sha256, part.place)
+            else:
+                checked = self._in_file(entry, part)
+            found.append((entry.at, entry.field, checked))
+        return found
+
+    def _in_file(self, entry: Stored, part: Part) -> Checked:
+        name = entry.file if self._parameters.mode == "reference" else self._parameters.file
+        if name is None or entry.offset is None:
+            raise FormatError(f"nothing says where the values of {part.place} are", hint=_WRITE_AGAIN)
+        if name not in self._sizes:
+            self._sizes[name] = self._size(name)
+        if entry.offset < 0 or entry.length < 0 or entry.offset + entry.length > self._sizes[name]:
+            raise FormatError(
+                f"{self._folder / name} is too short for the values of {part.place}",
+                hint="it is cut short or another file; " + _WRITE_AGAIN,
+            )
+        return Checked(self._folder / name, entry.offset, entry.length, entry.sha256, part.place)
+
+    def _size(self, name: str) -> int:
+        """The size of a file beside the GraphML; one that lies elsewhere is refused."""
+        inside = PurePosixPath(name)
+        if len(inside.parts) != 1 or inside.is_absolute() or name in ("..", ".") or "\\" in name or "\0" in name:
+            raise FormatError(
+                f"the data file {name!r} lies outside the GraphML's folder",
+                hint="only data files beside the GraphML are followed",
+            )
+        path = self._folder / name
+        if not is_file(path):
+            raise FileError(f"the data file {path} is missing", hint="keep it beside the GraphML")
+        return path.stat().st_size

@@ -1,0 +1,90 @@
+"""import_onnx(): the model that a GraphML file holds, written out again."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from modelexport.collector import collector_paused
+from modelexport.errors import FileError
+from modelexport.graphml.assembly import Assembly, Comparison, ExternalValues, in_bytes
+from modelexport.graphml.edits import applied
+from modelexport.graphml.parts import Parts
+from modelexport.graphml.read import Document
+from modelexport.graphml.tensors import Span
+from modelexport.tagged.files import StrPath, as_path, is_file
+from modelexport.tagged.staging import Staging, check_target, staging
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What was written, and what an editor had changed since the model became GraphML; empty if nothing."""
+
+    onnx: Path
+    data: tuple[Path, ...]
+    nodes: int
+    edits: tuple[str, ...]
+    topology: str
+    """What was recorded of the graph when the GraphML was written."""
+
+
+def import_onnx(graphml: StrPath, output_path: StrPath) -> Imported:
+    """Write the model that a GraphML file holds: equal to the original, field for field, unless it was edited.
+
+    Changes of labels, colours and layout are ignored. Changes of the structure are applied if they make a
+    valid model; otherwise a FormatError names the place, and nothing is written.
+    """
+    source, target = as_path(graphml), check_target(output_path)
+    with ExitStack() as stack:
+        stack.enter_context(collector_paused())
+        stage = stack.enter_context(staging(target.parent))
+        with (stage.work / "spool").open("wb") as spool:
+            parts = Parts(Document(source, spool, stage.work / "spool"))
+        assembly = Assembly(parts)
+        comparison = Comparison(assembly)
+        edits: tuple[str, ...] = ()
+        if not comparison.is_unchanged():
+            edits = applied(comparison)
+        nodes = len(comparison.graph.nodes)
+        del comparison
+        stage.write("model", in_bytes(assembly.pieces()))
+        data = _restore_data(stage, target, assembly.external)
+        stage.place(stage.work / "model", target.name)
+        stage.commit()
+    return Imported(target, data, nodes, edits, parts.card.told.get("topology", ""))
+
+
+def _restore_data(stage: Staging, target: Path, values: list[ExternalValues]) -> tuple[Path, ...]:
+    """The model's own data files beside it: those that are there already must have the same values."""
+    by_file: dict[str, list[ExternalValues]] = {}
+    for value in values:
+        by_file.setdefault(value.location, []).append(value)
+    for number, (name, found) in enumerate(by_file.items()):
+        path = target.parent / name
+        if name == target.name:
+            raise FileError(f"the weights of the model go to a file of its own name, {name}", hint="choose another")
+        if path.exists():
+            for value in found:
+                _check_present(path, value)
+            continue
+        staged = stage.work / f"data-{number}"
+        with staged.open("wb") as file:
+            for value in found:
+                file.seek(value.offset)
+                for piece in value.values.chunks():
+                    file.write(piece)
+        stage.place(staged, name)
+    return tuple(target.parent / name for name in by_file)
+
+
+def _check_present(path: Path, value: ExternalValues) -> None:
+    digest = hashlib.sha256()
+    if is_file(path) and path.stat().st_size >= value.offset + len(value.values):
+        for piece in Span(path, value.offset, len(value.values)).chunks():
+            digest.update(piece)
+    if digest.hexdigest() != value.values.sha256:
+        raise FileError(
+            f"{path} is there already, with other values", hint="import into another folder, or remove the file"
+        )

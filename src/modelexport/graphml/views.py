@@ -1,0 +1,189 @@
+"""What the GraphML says of an element in words: for people and ordinary readers. The exact form stands beside it."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, numpy_helper
+
+from modelexport.tagged.build import dim_size, dtype_name
+
+_MOST_VALUES = 16
+_NOT_XML = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+
+Value = int | float | str | list[int] | list[float] | list[str]
+
+
+def plain(text: str | bytes) -> str:
+    """A name as XML can hold it: what is no character there, and what editors change, as its code."""
+    if isinstance(text, bytes):  # protobuf gives bytes for a name that is not UTF-8
+        text = text.decode("utf-8", "backslashreplace")
+    return _NOT_XML.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def attributes_text(attributes: Iterable[AttributeProto]) -> str:
+    """The attributes as JSON, each in a readable form; nothing where there are none."""
+    told = {plain(attribute.name): readable(attribute) for attribute in attributes}
+    return plain(msgspec.json.encode(told).decode()) if told else ""
+
+
+def readable(attribute: AttributeProto) -> Value:
+    """An attribute's value: numbers and texts as they are, everything else described."""
+    kind = attribute.type
+    if attribute.ref_attr_name:
+        return f"@{plain(attribute.ref_attr_name)}"
+    if kind == AttributeProto.INT:
+        return attribute.i
+    if kind == AttributeProto.FLOAT:
+        return _number(attribute.f)
+    if kind == AttributeProto.STRING:
+        return _text(attribute.s)
+    if kind == AttributeProto.INTS:
+        return list(attribute.ints)
+    if kind == AttributeProto.FLOATS:
+        return [_number(value) for value in attribute.floats]  # type: ignore[return-value]
+    if kind == AttributeProto.STRINGS:
+        return [_text(value) for value in attribute.strings]
+    return _described(attribute)
+
+
+def _described(attribute: AttributeProto) -> Value:
+    kind = attribute.type
+    if kind == AttributeProto.TENSOR:
+        return _tensor(attribute.t)
+    if kind == AttributeProto.TENSORS:
+        return [_tensor(tensor) for tensor in attribute.tensors]
+    if kind == AttributeProto.SPARSE_TENSOR:
+        return _sparse(attribute.sparse_tensor)
+    if kind == AttributeProto.SPARSE_TENSORS:
+        return [_sparse(tensor) for tensor in attribute.sparse_tensors]
+    if kind == AttributeProto.GRAPH:
+        return f"graph {plain(attribute.g.name)}"
+    if kind == AttributeProto.GRAPHS:
+        return [f"graph {plain(graph.name)}" for graph in attribute.graphs]
+    if kind == AttributeProto.TYPE_PROTO:
+        return type_text(attribute.tp)
+    if kind == AttributeProto.TYPE_PROTOS:
+        return [type_text(declared) for declared in attribute.type_protos]
+    return "undefined"
+
+
+def _number(value: float) -> float | str:
+    """A 32-bit float in as few digits as tell it from all others."""
+    return float(str(np.float32(value))) if math.isfinite(value) else str(value)
+
+
+def _text(value: bytes) -> str:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(value).decode()
+    return text if text == plain(text) and not text.startswith("base64:") else "base64:" + _encoded(value)
+
+
+def _encoded(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _tensor(tensor: TensorProto) -> str:
+    shape = ",".join(map(str, tensor.dims))
+    told = f"{dtype_name(tensor.data_type)}[{shape}]"
+    if math.prod(tensor.dims) > _MOST_VALUES or tensor.data_type == TensorProto.STRING or tensor.data_location:
+        return told
+    try:
+        values = numpy_helper.to_array(tensor).reshape(-1)
+    except (ValueError, TypeError, KeyError):  # values that do not fit the shape, or a type nobody knows
+        return told
+    return f"{told} = {', '.join(map(str, values))}"
+
+
+def _sparse(tensor: onnx.SparseTensorProto) -> str:
+    return f"sparse {dtype_name(tensor.values.data_type)}[{','.join(map(str, tensor.dims))}]"
+
+
+def type_text(declared: onnx.TypeProto) -> str:
+    """A type in words, its shape included."""
+    element, shape = type_and_shape(declared)
+    return element + shape
+
+
+def type_and_shape(declared: onnx.TypeProto) -> tuple[str, str]:
+    """The element type of a tensor and its shape in brackets; the shape is empty where there is none."""
+    kind = declared.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        tensor = getattr(declared, kind)
+        before = "sparse " if kind == "sparse_tensor_type" else ""
+        shape = shape_text([dim_size(dim) for dim in tensor.shape.dim]) if tensor.HasField("shape") else ""
+        return before + dtype_name(tensor.elem_type), shape
+    if kind in ("sequence_type", "optional_type"):
+        inner = type_text(getattr(declared, kind).elem_type)
+        return f"{kind.removesuffix('_type')}({inner})", ""
+    if kind == "map_type":
+        return f"map({dtype_name(declared.map_type.key_type)}, {type_text(declared.map_type.value_type)})", ""
+    return plain(kind or ""), ""
+
+
+def shape_text(sizes: Sequence[int | str | None]) -> str:
+    return f"[{','.join('?' if size is None else plain(str(size)) for size in sizes)}]"
+
+
+class EditError(ValueError):
+    """A readable form was changed to something that it cannot stand for."""
+
+
+def edited_attributes(node: onnx.NodeProto, text: str) -> None:
+    """Give a node the attributes that the text says; what it says unchanged stays exactly what it was."""
+    try:
+        wanted: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
+    except msgspec.DecodeError as error:
+        raise EditError(f"its attributes are no JSON object ({error})") from error
+    known = {plain(attribute.name): attribute for attribute in node.attribute}
+    kept: list[AttributeProto] = []
+    for name, value in wanted.items():
+        old = known.get(name)
+        if old is not None and readable(old) == value:
+            kept.append(old)
+        else:
+            kept.append(_from_value(name, value, None if old is None else old.type))
+    kept = [AttributeProto.FromString(attribute.SerializeToString()) for attribute in kept]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+_MADE = {
+    AttributeProto.INT: int,
+    AttributeProto.FLOAT: float,
+    AttributeProto.STRING: str,
+    AttributeProto.INTS: list,
+    AttributeProto.FLOATS: list,
+    AttributeProto.STRINGS: list,
+}
+
+
+def _from_value(name: str, value: Any, kind: int | None) -> AttributeProto:
+    if kind is not None and kind not in _MADE:
+        raise EditError(f"its attribute {name} is no number or text, and cannot be edited here")
+    try:
+        if kind == AttributeProto.FLOAT:
+            value = float(value)
+        elif kind == AttributeProto.FLOATS:
+            value = [float(item) for item in value]
+        made: AttributeProto = onnx.helper.make_attribute(name, _as_bytes(value), attr_type=kind)
+    except (ValueError, TypeError) as error:
+        raise EditError(f"its attribute {name} cannot be {value!r}") from error
+    return made
+
+
+def _as_bytes(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_bytes(item) for item in value]
+    if isinstance(value, str) and value.startswith("base64:"):
+        return base64.b64decode(value.removeprefix("base64:"), validate=True)
+    return value

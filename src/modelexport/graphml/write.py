@@ -1,0 +1,421 @@
+"""export_graphml(): a model file as GraphML with the graphics that yEd shows, written as a stream."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, TextIO
+from xml.sax.saxutils import escape, quoteattr
+
+import msgspec
+import onnx
+
+from modelexport.collector import collector_paused
+from modelexport.errors import ArgumentError
+from modelexport.graph import body_prefix, nested_graphs
+from modelexport.graphml import yed
+from modelexport.graphml.dialect import (
+    FORMAT_VERSION,
+    GRAPHML,
+    MODEL,
+    MODES,
+    MODULE,
+    ON_EDGES,
+    ON_GRAPH,
+    ON_NODES,
+    OPERATOR,
+    WEIGHTS,
+    YED,
+    data_path,
+    graphml_path,
+)
+from modelexport.graphml.exact import Exact, ExactForms, frame, without_nodes
+from modelexport.graphml.layout import Layout, text_size
+from modelexport.graphml.scene import SHEET, Scene
+from modelexport.graphml.store import Embedded, Reference, Sidecar, Store
+from modelexport.graphml.views import attributes_text, plain, shape_text, type_and_shape
+from modelexport.graphml.wiring import Wiring, scope_of, structure_digest
+from modelexport.tagged import wire
+from modelexport.tagged.build import dtype_name
+from modelexport.tagged.codec import NodeTag
+from modelexport.tagged.files import StrPath, as_path, external_files, mapped, opsets, stored_nodes
+from modelexport.tagged.model import TaggedModel, recorded_tags
+from modelexport.tagged.sidecar import Sidecar as HierarchySidecar
+from modelexport.tagged.staging import check_target, staging
+from modelexport.tagged.weights import weight_fields
+
+_LONGEST_LABEL = 48
+
+
+class GraphmlFiles(msgspec.Struct, frozen=True):
+    """What was written. `data` is the file with the values of the weights, if there is one."""
+
+    graphml: Path
+    data: Path | None
+    nodes: int
+    modules: int
+    edges: int
+
+
+def export_graphml(onnx: StrPath, output_path: StrPath | None = None, *, parameters: str = MODES[0]) -> GraphmlFiles:
+    """Write a model as GraphML, `<stem>_hierarchical_graph.graphml` beside it if no output is named.
+
+    `parameters` says where the values of weights go: `sidecar`, into an .onnxdata beside the GraphML;
+    `embedded`, into the GraphML; `reference`, nowhere: the GraphML says where the model has them.
+    """
+    source = as_path(onnx)
+    target = check_graphml(source, output_path, parameters)
+    beside = _beside(source, target)
+    with ExitStack() as stack:
+        stack.enter_context(collector_paused())
+        data = stack.enter_context(mapped(source))
+        fields = weight_fields(data, source)
+        proto = without_nodes(data, fields, source)
+        if beside and parameters == "sidecar" and data_path(target).name in external_files(proto):
+            raise ArgumentError(
+                f"{data_path(target)} holds the weights of the model itself", hint="choose another output"
+            )
+        stage = stack.enter_context(staging(target.parent))
+        store: Store = Embedded() if parameters == "embedded" else Reference()
+        apart: BinaryIO | None = None
+        if parameters == "sidecar":
+            apart = stack.enter_context((stage.work / "data").open("wb"))
+            store = Sidecar(apart, data_path(target).name)
+        with (stage.work / "graphml").open("w", encoding="utf-8", newline="\n") as file:
+            writer = _Writer(TaggedModel(source, proto, stored_nodes(data)), data, fields, store, file)
+            writer.write()
+        if apart is not None:
+            apart.close()
+            stage.place(stage.work / "data", data_path(target).name)
+        stage.place(stage.work / "graphml", target.name)
+        stage.commit()
+    modules = sum(group.kind == MODULE for group in writer.scene.groups)
+    nodes, edges = len(writer.model.graph.nodes), len(writer.scene.sources)
+    return GraphmlFiles(target, None if apart is None else data_path(target), nodes, modules, edges)
+
+
+def check_graphml(source: Path, output_path: StrPath | None, parameters: str) -> Path:
+    """The path of the GraphML of a model, if one with its weights in this place can be written there."""
+    target = check_target(graphml_path(source) if output_path is None else output_path, suffix=".graphml")
+    for path in (source, target):
+        if plain(path.name) != path.name:
+            raise ArgumentError(f"XML cannot hold the name {plain(path.name)!r}", hint="rename the file")
+    if parameters not in MODES:
+        raise ArgumentError(f"there is no parameter mode {parameters!r}", hint=f"known: {', '.join(MODES)}")
+    if parameters == "reference" and not _beside(source, target):
+        raise ArgumentError(
+            f"{target} is not beside {source.name}, whose weights it would refer to",
+            hint="write it into the model's folder, or choose sidecar or embedded",
+        )
+    return target
+
+
+def _beside(first: Path, second: Path) -> bool:
+    return first.parent.resolve() == second.parent.resolve()
+
+
+class _Writer:
+    def __init__(
+        self, model: TaggedModel, data: wire.Buffer, fields: Sequence[wire.Field], store: Store, file: TextIO
+    ) -> None:
+        self.model = model
+        self._data = data
+        self._store = store
+        self._file = file
+        graph, proto = model.graph, model.proto
+        self._wiring = Wiring(graph, proto)
+        self._types = _tensor_types(model)
+        self._modules = model.modules
+        self.scene = Scene(self._wiring, _tags(model), self._modules)
+        self._exact = ExactForms(model.path, data, fields, graph, proto)
+        self._layout = Layout(self.scene, self._label)
+        self._ids: list[str] = ["n"] * len(self.scene.groups)
+        self._numbers = [0] * len(self.scene.parents)
+        self._operators = len(graph.nodes)
+
+    def write(self) -> None:
+        put = self._file.write
+        put("<?xml version='1.0' encoding='UTF-8'?>\n")
+        put(f'<graphml xmlns="{GRAPHML}" xmlns:y="{YED}">\n')
+        for scope, keys, graphics in (("graph", ON_GRAPH, ""), ("node", ON_NODES, "node"), ("edge", ON_EDGES, "edge")):
+            for name, kind in keys.items():
+                put(f'<key id="{scope[0]}_{name}" for="{scope}" attr.name="{name}" attr.type="{kind}"/>\n')
+            if graphics:
+                put(f'<key id="{graphics}graphics" for="{graphics}" yfiles.type="{graphics}graphics"/>\n')
+        put('<graph id="G" edgedefault="directed">\n')
+        put(f'<data key="g_format_version">{FORMAT_VERSION}</data>')
+        put(f'<data key="g_source">{escape(plain(self.model.path.name))}</data>\n')
+        self._card()
+        self._members(SHEET, 1)
+        self._edges()
+        put("</graph>\n</graphml>\n")
+
+    def _card(self) -> None:
+        """What the model says as a whole, on a node of its own: editors keep what is on nodes."""
+        proto, scene = self.model.proto, self.scene
+        versions = ", ".join(f"{plain(domain)} {version}" for domain, version in opsets(proto).items())
+        lines = [
+            self.model.path.name,
+            f"IR version {proto.ir_version}, opset {versions}",
+            f"{len(self.model.graph.nodes):,} nodes, {len(scene.sources):,} edges",
+        ]
+        label = "\n".join(_shortened(plain(line)) for line in lines)
+        width, height = text_size(label)
+        sheet = self._layout.open_box(SHEET)
+        told = {
+            "kind": MODEL,
+            "name": plain(proto.graph.name),
+            "format_version": FORMAT_VERSION,
+            "operators": str(len(self.model.graph.nodes)),
+            "topology": structure_digest(self.model.graph),
+            "parameters": msgspec.json.encode(self._parameters()).decode(),
+        }
+        self._file.write('<node id="n0">')
+        self._told(told)
+        self._payload(Exact(frame(self._data), []))
+        box = (sheet.x, sheet.y - height - 40, width, height)
+        self._file.write(f'<data key="nodegraphics">{yed.shape(box, MODEL, label)}</data></node>\n')
+
+    def _parameters(self) -> dict[str, str | int | None]:
+        weights = sum(terminal.kind in WEIGHTS for terminal in self._wiring.terminals)
+        return {"mode": self._store.mode, "file": self._store.name, "weights": weights}
+
+    def _members(self, group: int, first: int) -> None:
+        """The members of a group as nodes, numbered from a first number; depth is that of the module tree."""
+        prefix = "n" if group == SHEET else f"{self._ids[group]}::n"
+        waiting: list[tuple[str, Iterator[tuple[int, int]]]] = [
+            (prefix, iter(enumerate(self.scene.groups[group].members, first)))
+        ]
+        put = self._file.write
+        while waiting:
+            prefix, members = waiting[-1]
+            number, member = next(members, (-1, 0))
+            if number < 0:
+                waiting.pop()
+                if waiting:
+                    put("</graph></node>\n")
+            elif member >= 0:
+                self._numbers[member] = number
+                self._leaf(member, f"{prefix}{number}")
+            else:
+                own = self._ids[~member] = f"{prefix}{number}"
+                self._open_group(~member)
+                put(f'<graph id="{own}:" edgedefault="directed">\n')
+                waiting.append((f"{own}::n", iter(enumerate(self.scene.groups[~member].members))))
+
+    def _leaf(self, element: int, identity: str) -> None:
+        put = self._file.write
+        put(f'<node id="{identity}">')
+        if element < self._operators:
+            kind = OPERATOR
+            self._operator(element)
+        else:
+            terminal = self._wiring.terminal(element)
+            kind = terminal.kind
+            element_type, shape = self._types.get(terminal.key, ("", ""))
+            self._told(
+                {
+                    "kind": kind,
+                    "name": plain(terminal.name),
+                    "type": element_type,
+                    "shape": shape,
+                    "scope": plain(terminal.scope),
+                    "position": str(terminal.position),
+                }
+            )
+            if kind in WEIGHTS:
+                self._payload(self._exact.weight(terminal, self._store))
+        graphics = yed.shape(self._layout.box(element), kind, self._label(element))
+        put(f'<data key="nodegraphics">{graphics}</data></node>\n')
+
+    def _operator(self, index: int) -> None:
+        node, proto, tag = self.model.graph.nodes[index], self.model.graph.protos[index], self.scene.tags[index]
+        told = {
+            "kind": OPERATOR,
+            "operator": plain(node.op_type),
+            "domain": plain(node.domain),
+            "name": plain(node.name),
+            "execution_order": str(index),
+            "scope": plain(scope_of(self.model.graph, index)),
+            "attributes": attributes_text(proto.attribute),
+            "outputs": ", ".join(map(self._described, node.outputs)),
+        }
+        if tag is not None:
+            record = self._modules.get(tag.hierarchy_module)
+            told |= {
+                "tag": plain(tag.hierarchy_path),
+                "module_path": plain(tag.hierarchy_module),
+                "class": "" if record is None else plain(record.class_),
+                "evidence": plain(tag.hierarchy_method),
+                "call": "" if tag.hierarchy_call is None else str(tag.hierarchy_call),
+            }
+        self._told(told)
+        self._payload(self._exact.operator(index, self._store))
+
+    def _open_group(self, number: int) -> None:
+        group = self.scene.groups[number]
+        closed = self._layout.is_closed(number)
+        self._file.write(
+            f'<node id="{self._ids[number]}" yfiles.foldertype={quoteattr("folder" if closed else "group")}>'
+        )
+        if group.element >= 0:
+            self._numbers[group.element] = -number
+            self._operator(group.element)
+        elif group.kind == MODULE:
+            record = self._modules.get(group.name)
+            told = {"kind": MODULE, "module_path": plain(group.name)}
+            if record is not None:
+                order = record.execution_order
+                told |= {
+                    "class": plain(record.class_),
+                    "tag": plain(self._carried_tag(group.name)),
+                    "execution_order": "" if order is None else str(order),
+                    "status": plain(record.status),
+                }
+            self._told(told)
+        else:
+            scope = plain(self.scene.scope_of_group(number))
+            self._told({"kind": group.kind, "name": plain(group.name), "scope": scope})
+        label = self._label(~number)
+        boxes = self._layout.open_box(number), self._layout.closed_box(number)
+        graphics = yed.group(boxes, closed, group.kind, group.depth, label, empty=not group.members)
+        self._file.write(f'<data key="nodegraphics">{graphics}</data>\n')
+
+    def _carried_tag(self, path: str) -> str:
+        """The tag that the nodes of a module carry: its own, or that of the nearest module above that has one."""
+        while True:
+            record = self._modules.get(path)
+            if record is not None and record.tag is not None:
+                return record.tag
+            if not path:
+                return ""
+            path = path.rpartition(".")[0]
+
+    def _told(self, told: Mapping[str, str]) -> None:
+        """What is known, each under its key."""
+        data = [f'<data key="n_{name}">{escape(text)}</data>' for name, text in told.items() if text]
+        self._file.write("".join(data))
+
+    def _payload(self, exact: Exact) -> None:
+        put = self._file.write
+        put(f'<data key="n_onnx">{base64.b64encode(exact.message).decode()}</data>')
+        if exact.values:
+            inside = isinstance(self._store, Embedded)
+            put('<data key="n_bytes">' if inside else "")
+            stored = [self._store.put(at, field, values, put) for at, field, values in exact.values]
+            put("</data>" if inside else "")
+            put(f'<data key="n_values">{escape(msgspec.json.encode(stored).decode())}</data>')
+
+    def _edges(self) -> None:
+        put, scene, nodes = self._file.write, self.scene, self.model.graph.nodes
+        for number in range(len(scene.sources)):
+            source, target, output = scene.sources[number], scene.targets[number], scene.outputs[number]
+            if source >= self._operators:
+                key = self._wiring.terminal(source).key
+                name = self._wiring.terminal(source).name
+            else:
+                name = self.model.graph.protos[source].output[output]
+                node = nodes[source]
+                key = name if node.enclosing < 0 and not node.function else self._key(source, output)
+            element_type, shape = self._types.get(key, ("", ""))
+            told = {
+                "tensor": plain(name),
+                "type": element_type,
+                "shape": shape,
+                "source_output": str(output),
+                "target_input": str(scene.slots[number]),
+            }
+            data = "".join(f'<data key="e_{name}">{escape(text)}</data>' for name, text in told.items() if text)
+            put(
+                f'<edge id="e{number}" source="{self._identity(source)}" target="{self._identity(target)}">{data}'
+                f'<data key="edgegraphics">{yed.edge(shape[1:-1])}</data></edge>\n'
+            )
+
+    def _key(self, source: int, output: int) -> str:
+        """The key of an operator's output, wherever the operator is."""
+        names = self.model.graph.protos[source].output
+        place = sum(1 for name in names[:output] if name)
+        return self.model.graph.nodes[source].outputs[place]
+
+    def _identity(self, element: int) -> str:
+        number = self._numbers[element]
+        if number < 0:
+            return self._ids[-number]
+        parent = self.scene.parents[element]
+        return f"n{number}" if parent == SHEET else f"{self._ids[parent]}::n{number}"
+
+    def _described(self, key: str) -> str:
+        element_type, shape = self._types.get(key, ("", ""))
+        return f"{plain(key)}: {element_type}{shape}" if element_type else plain(key)
+
+    def _label(self, member: int) -> str:
+        if member < 0:
+            return self._group_label(~member)
+        if member < len(self.model.graph.nodes):
+            return _shortened(plain(self.model.graph.nodes[member].op_type))
+        terminal = self._wiring.terminal(member)
+        name = plain(terminal.name)
+        if terminal.kind in WEIGHTS:
+            group = self.scene.groups[self.scene.parents[member]]
+            if group.kind == MODULE and group.name:
+                name = name.removeprefix(f"{plain(group.name)}.")
+        return f"{_shortened(name)}\n{_shortened(''.join(self._types.get(terminal.key, ())))}".rstrip()
+
+    def _group_label(self, number: int) -> str:
+        group = self.scene.groups[number]
+        if group.element >= 0:
+            return _shortened(plain(self.model.graph.nodes[group.element].op_type))
+        if group.kind != MODULE:
+            return _shortened(plain(group.name))
+        record = self._modules.get(group.name)
+        kind = "" if record is None else record.class_.rpartition(".")[2]
+        name = group.name.rpartition(".")[2]
+        label = _shortened(plain(": ".join(filter(None, (name, kind))) or "(root)"))
+        if record is None or record.status == "nodes":
+            return label
+        return f"{label}, {plain(record.status)}"
+
+
+def _tags(model: TaggedModel) -> Sequence[NodeTag | None]:
+    """The tags in the file; of a clean file those in its sidecar."""
+    if model.is_tagged or not isinstance(model.records, HierarchySidecar):
+        return model.tags
+    return recorded_tags(model.graph, model.records)
+
+
+def _shortened(text: str) -> str:
+    """The end of a long name tells more than its beginning."""
+    return text if len(text) <= _LONGEST_LABEL else f"…{text[1 - _LONGEST_LABEL :]}"
+
+
+def _tensor_types(model: TaggedModel) -> dict[str, tuple[str, str]]:
+    """The type and shape of every tensor that the file declares, by its key."""
+    types: dict[str, tuple[str, str]] = {}
+    known: dict[bytes, tuple[str, str]] = {}  # most tensors are of few types
+
+    def add(graph: onnx.GraphProto, prefix: str) -> None:
+        for values in (graph.value_info, graph.input, graph.output):
+            for value in values:
+                stored = value.type.SerializeToString()
+                told = known.get(stored)
+                if told is None:
+                    told = known[stored] = type_and_shape(value.type)
+                types[prefix + value.name if prefix else value.name] = told
+        for tensor in graph.initializer:
+            types[prefix + tensor.name if prefix else tensor.name] = (
+                dtype_name(tensor.data_type),
+                shape_text(list(tensor.dims)),
+            )
+        for sparse in graph.sparse_initializer:
+            types[prefix + sparse.values.name if prefix else sparse.values.name] = (
+                f"sparse {dtype_name(sparse.values.data_type)}",
+                shape_text(list(sparse.dims)),
+            )
+
+    add(model.proto.graph, "")
+    for index in model.graph.bodies:
+        for label, nested in nested_graphs(model.graph.protos[index].attribute):
+            add(nested, body_prefix(model.graph.nodes[index].key, label))
+    return types
