@@ -14,3 +14,13 @@ def _seeded() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _shared_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from exports import Shared
+
+    own = tmp_path_factory.getbasetemp()
+    parent = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    Shared.folder = parent / "exports"
+    Shared.folder.mkdir(exist_ok=True)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import modelexport
+from exports import CASES, EXPORTER, export
 from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, ModelRunError
 from modelexport.parity.measure import Tolerance, difference
 from modelexport.parity.records import FAILED, Blame, Outcome, Verification
-from pieces.conftest import CASES, EXPORTER, export
 from proof import hooks_of
 from zoo import ZOO, distinct
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import modelexport
+from exports import CASES, export
 from modelexport.graph import flatten
 from modelexport.hierarchy.tree import is_within
 from modelexport.pieces.listing import extractable
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.sidecar import ModuleRecord
-from pieces.conftest import CASES, export
 from pieces.running import Values, identical, run
 from proof import Returned, onnx_values, pytorch_values, same
 

@@ -14,10 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 import modelexport
+from exports import export
 from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError
 from modelexport.pieces.listing import extractable
 from modelexport.tagged.codec import NodeTag, encode
-from pieces.conftest import export
 from pieces.running import run, session
 from proof import onnx_values
 from zoo import distinct

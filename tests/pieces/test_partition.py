@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import modelexport
+from exports import export
 from modelexport.errors import ArgumentError
-from pieces.conftest import export
 
 
 def told(path: Path, module: str = "") -> list[tuple[str, int | None]]:

@@ -1,4 +1,4 @@
-"""Looks at an imported model: ONNX's checker, what was recorded of its graph, and ONNX Runtime where it is installed."""
+"""Looks at an imported model: ONNX's checker, what was recorded of its graph, ONNX Runtime where it is installed."""
 
 from __future__ import annotations
 

@@ -1,0 +1,142 @@
+"""ONNX to GraphML and back: equal protobuf, field for field, and the same results to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import modelexport
+from exports import CASES, export
+from graphml.handmade import HANDMADE
+from modelexport.graphml.dialect import MODES
+from modelexport.tagged.files import external_files
+from pieces.running import identical, session
+
+pytestmark = [pytest.mark.must, pytest.mark.integration]
+
+
+def round_trip(path: Path, mode: str, folder: Path) -> Path:
+    """Through GraphML in another folder, without the original beside it unless it is referred to."""
+    written = modelexport.export_graphml(
+        path, None if mode == "reference" else folder / "there.graphml", parameters=mode
+    )
+    assert (written.data is not None) == (mode == "sidecar")
+    back = folder / f"{mode}.onnx"
+    assert modelexport.import_onnx(written.graphml, back).edits == ()
+    return back
+
+
+def zeros(model: Path) -> dict[str, np.ndarray]:
+    feeds = {}
+    for value in session(model).get_inputs():
+        kind = onnx.helper.tensor_dtype_to_np_dtype(
+            onnx.TensorProto.DataType.Value(value.type.removeprefix("tensor(").removesuffix(")").upper())
+        )
+        shape = [size if isinstance(size, int) else 1 for size in value.shape]
+        feeds[value.name] = np.ones(shape, kind)
+    return feeds
+
+
+def outputs(model: Path) -> list[np.ndarray]:
+    found = session(model).run(None, zeros(model))
+    return [np.asarray(part) for value in found for part in (value if isinstance(value, list) else [value])]
+
+
+@pytest.mark.parametrize(("name", "strategy"), CASES)
+def test_exports_come_back(name: str, strategy: str, tmp_path: Path) -> None:
+    path, _, _ = export(name, strategy, tmp_path)
+    expected = outputs(path)
+    for mode in MODES:
+        folder = tmp_path / mode
+        folder.mkdir()
+        back = round_trip(path, mode, folder)
+        assert back.read_bytes() == path.read_bytes()
+        for name_of_data in external_files(modelexport.load(path).proto):
+            assert (folder / name_of_data).read_bytes() == (tmp_path / name_of_data).read_bytes()
+        assert all(map(identical, outputs(back), expected))
+
+
+RUNS = {"bodies", "functions", "sequences", "optional_inputs", "weights_as_inputs", "passes_through", "deep"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", HANDMADE)
+def test_handmade_models_come_back(name: str, mode: str, tmp_path: Path) -> None:
+    model = HANDMADE[name]()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    back = round_trip(path, mode, tmp_path)
+    assert back.read_bytes() == path.read_bytes()
+    if name in RUNS:
+        assert all(map(identical, outputs(back), outputs(path)))
+
+
+def test_a_model_with_fields_in_another_order_comes_back(tmp_path: Path) -> None:
+    """Protobuf allows any order of fields; other writers use it."""
+    model = HANDMADE["metadata_everywhere"]()
+    graph = model.graph.SerializeToString()
+    rest = onnx.ModelProto()
+    rest.CopyFrom(model)
+    rest.ClearField("graph")
+    swapped = rest.SerializeToString() + b"\x3a" + _varint(len(graph)) + graph
+    path = tmp_path / "model.onnx"
+    path.write_bytes(swapped)
+    back = round_trip(path, "sidecar", tmp_path)
+    assert onnx.ModelProto.FromString(back.read_bytes()) == model
+
+
+def _varint(value: int) -> bytes:
+    parts = []
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def test_unknown_fields_come_back(tmp_path: Path) -> None:
+    """A newer ONNX may say things that this one does not know."""
+    model = HANDMADE["passes_through"]()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString() + b"\xc2\x3e\x03new")
+    assert round_trip(path, "sidecar", tmp_path).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_external_data_comes_back(mode: str, tmp_path: Path) -> None:
+    """Weights in a data file of the model come back in such a file, at the same places."""
+    weights = {f"w{n}": np.random.default_rng(n).standard_normal((16, 3 + n), dtype=np.float32) for n in range(4)}
+    nodes = [onnx.helper.make_node("Identity", [name], [f"{name}_out"]) for name in weights]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "main",
+        [],
+        [onnx.helper.make_tensor_value_info(f"{n}_out", 1, list(w.shape)) for n, w in weights.items()],
+        [onnx.numpy_helper.from_array(weight, name) for name, weight in weights.items()],
+    )
+    path = tmp_path / "model.onnx"
+    model = onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    folder = tmp_path / "back"
+    folder.mkdir()
+    back = round_trip(path, mode, folder)
+    assert back.read_bytes() == path.read_bytes()
+    assert (folder / "weights.bin").read_bytes() == (tmp_path / "weights.bin").read_bytes()
+    assert all(map(identical, outputs(back), outputs(path)))
+
+
+def test_the_data_file_that_is_there_stays(tmp_path: Path) -> None:
+    """Imported beside the original, both share the data file; one with other values is not overwritten."""
+    path, _, _ = export("bert", "fx", tmp_path, external_data=True)
+    data = tmp_path / "model.onnx.data"
+    before = data.read_bytes()
+    written = modelexport.export_graphml(path)
+    modelexport.import_onnx(written.graphml, tmp_path / "back.onnx")
+    assert data.read_bytes() == before
+    data.write_bytes(bytes(len(before)))
+    with pytest.raises(modelexport.ModelExportError, match="there already, with other values"):
+        modelexport.import_onnx(written.graphml, tmp_path / "again.onnx")
+    assert not (tmp_path / "again.onnx").exists()
+    assert data.read_bytes() == bytes(len(before))
