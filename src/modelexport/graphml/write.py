@@ -330,7 +330,7 @@ class _Writer:
             data = "".join(f'<data key="e_{name}">{escape(text)}</data>' for name, text in told.items() if text)
             put(
                 f'<edge id="e{number}" source="{self._identity(source)}" target="{self._identity(target)}">{data}'
-                f'<data key="edgegraphics">{yed.edge(shape[1:-1])}</data></edge>\n'
+                f'<data key="edgegraphics">{yed.edge(shape[1:-1], self._layout.bends(source, target))}</data></edge>\n'
             )
 
     def _key(self, source: int, output: int) -> str:

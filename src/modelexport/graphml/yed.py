@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from xml.sax.saxutils import escape
 
 from modelexport.graphml.dialect import BODY, FUNCTION, INITIALIZER, INPUT, MODEL, MODULE, OPERATOR, OUTPUT, SPARSE
@@ -58,8 +59,9 @@ def _face(box: Place, closed_box: Place, fill: str, closed: bool, label: str, em
     )
 
 
-def edge(label: str) -> str:
-    """A straight line with an arrow, and the shape of the tensor on it."""
+def edge(label: str, bends: Iterable[tuple[float, float]]) -> str:
+    """A line with an arrow, and the shape of the tensor on it."""
+    points = "".join(f'<y:Point x="{x:.1f}" y="{y:.1f}"/>' for x, y in bends)
     told = ""
     if label:
         told = (
@@ -67,7 +69,7 @@ def edge(label: str) -> str:
             f'modelName="centered" modelPosition="center">{escape(label)}</y:EdgeLabel>'
         )
     return (
-        '<y:PolyLineEdge><y:Path sx="0.0" sy="0.0" tx="0.0" ty="0.0"/>'
+        f'<y:PolyLineEdge><y:Path sx="0.0" sy="0.0" tx="0.0" ty="0.0">{points}</y:Path>'
         '<y:LineStyle color="#7B8794" type="line" width="1.0"/><y:Arrows source="none" target="standard"/>'
         f'{told}<y:BendStyle smoothed="false"/></y:PolyLineEdge>'
     )
