@@ -27,8 +27,9 @@ _SEED = 0
 def demo_command(folder: Path, strategy: str) -> None:
     """Build a tiny BERT with random weights, export it, and work with it by module. Needs no network.
 
-    DIR (default modelexport-demo) gets the model as a normal Hugging Face folder, the ONNX file
-    and its sidecar, and a layer of it as a model of its own. Every module is checked against PyTorch.
+    DIR (default modelexport-demo) gets the model as a normal Hugging Face folder, the ONNX file with
+    its sidecar and a GraphML for yEd, and a layer of it as a model of its own. Every module is checked
+    against PyTorch.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,6 +55,7 @@ def demo_command(folder: Path, strategy: str) -> None:
             inputs_from=example.rung,
             seed=_SEED,
             on_step=on_step,
+            with_graphml=True,
         )
         layer = _layer(report)
         on_step(f"extract {layer}")
@@ -110,6 +112,7 @@ def _show_next_steps(folder: Path, layer: str) -> None:
         f"  modelexport extract {folder}/bert-tiny.onnx --list",
         f"  modelexport extract {folder}/bert-tiny.onnx {layer.rpartition('.')[0]} {folder}/piece.onnx",
         f"  modelexport verify {folder}/bert-tiny {folder}/bert-tiny.onnx",
+        f"  modelexport import-onnx {folder}/bert-tiny_hierarchical_graph.graphml {folder}/back.onnx --validate",
         f"  modelexport strip {folder}/bert-tiny.onnx {folder}/baseline.onnx",
         f"  modelexport compare {folder}/baseline.onnx {folder}/bert-tiny.onnx",
         f"  modelexport export {folder}/bert-tiny {folder}/traced.onnx --strategy htp --with-report",

@@ -31,7 +31,7 @@ def applied(comparison: Comparison) -> tuple[str, ...]:
     editor.connect()
     editor.remove_ends()
     editor.sort()
-    editor.drop_types()
+    editor.infer_types()
     if not editor.changes:
         raise FormatError(f"{comparison.parts.path}: the operators are not those that were recorded", hint=_UNDO)
     _check(editor.model, comparison.assembly)
@@ -130,21 +130,32 @@ class _Editor:
         expected: dict[int, list[Wire]] = {}
         for wire in self._wiring.wires():
             expected.setdefault(wire.target, []).append(wire)
-        changed = [t for t in {**expected, **drawn} if sorted(expected.get(t, [])) != sorted(drawn.get(t, []))]
-        for target in changed:
+        for target in self._targets(expected, drawn):
             now = drawn.get(target, [])
             if target in self._protos:
-                self._reconnect(target, {wire.slot for wire in expected.get(target, [])}, now)
+                self._reconnect(target, now)
             elif self._wiring.terminal(target).kind == OUTPUT:
                 self._lead_out(target, now)
             else:
                 name = plain(self._wiring.terminal(target).name)
                 raise self._refuse(name, "an edge leads into it, but it takes nothing")
 
-    def _reconnect(self, target: int, before: set[int], drawn: list[Wire]) -> None:
+    def _targets(self, expected: dict[int, list[Wire]], drawn: dict[int, list[Wire]]) -> list[int]:
+        """What takes something else than it did, or has lost what it took."""
+        changed = {t for t in {**expected, **drawn} if sorted(expected.get(t, [])) != sorted(drawn.get(t, []))}
+        for index in range(self._operators):
+            if len(filled(self._protos[index].input)) != len(expected.get(index, [])):
+                changed.add(index)
+        for element, terminal in enumerate(self._wiring.terminals, self._operators):
+            if terminal.kind == OUTPUT and element not in expected:
+                changed.add(element)
+        return sorted(changed)
+
+    def _reconnect(self, target: int, drawn: list[Wire]) -> None:
         node, place = self._protos[target], self._places[target]
         old = list(node.input)
-        names = ["" if slot in before else name for slot, name in enumerate(old)]
+        before = set(filled(old))
+        names = [""] * len(old)
         taken: set[int] = set()
         for wire in sorted(drawn, key=lambda wire: wire.slot < 0):
             slot = wire.slot
@@ -292,8 +303,8 @@ class _Editor:
             raise self._refuse(plain(stuck.name or stuck.op_type), "it waits for its own result: the edges go round")
         return ordered
 
-    def drop_types(self) -> None:
-        """Types that were recorded of tensors behind a change may be wrong now; ONNX infers them again."""
+    def infer_types(self) -> None:
+        """Types that were recorded of tensors behind a change may be wrong now: they are what ONNX infers, or gone."""
         changed = {name for element in self._touched for name in self._protos[element].output if name}
         main = self.model.graph
         for node in main.node:
@@ -302,13 +313,43 @@ class _Editor:
                 for _, nested in nested_graphs(node.attribute):
                     _forget_types(nested)
         made = {name for node in main.node for name in node.output} | {value.name for value in main.input}
-        kept = [value for value in main.value_info if value.name in made and value.name not in changed]
-        kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+        inferred = _inferred(self.model, self._comparison.assembly, changed)
+        kept: list[onnx.ValueInfoProto] = []
+        for value in main.value_info:
+            found = inferred.get(value.name) if value.name in changed else value
+            if value.name in made and found is not None:
+                kept.append(onnx.ValueInfoProto.FromString(found.SerializeToString()))
         del main.value_info[:]
         main.value_info.extend(kept)
         for value in main.output:
-            if value.name in changed and value.type.HasField("tensor_type"):
-                value.type.tensor_type.ClearField("shape")
+            if value.name in changed and value.name in inferred:
+                value.type.CopyFrom(inferred[value.name].type)
+
+
+def _inferred(model: onnx.ModelProto, assembly: Assembly, changed: set[str]) -> dict[str, onnx.ValueInfoProto]:
+    """What ONNX infers of these tensors."""
+    copy = _checkable(model, assembly)
+    kept = [value for value in copy.graph.value_info if value.name not in changed]
+    kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+    del copy.graph.value_info[:]
+    copy.graph.value_info.extend(kept)
+    for value in copy.graph.output:
+        if value.name in changed:
+            value.ClearField("type")
+    try:
+        found = onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
+    except Exception:  # inference raises several unrelated kinds; the check says what is wrong
+        return {}
+    return {
+        value.name: value
+        for value in (*found.value_info, *found.output)
+        if value.name in changed and _is_known(value.type)
+    }
+
+
+def _is_known(declared: onnx.TypeProto) -> bool:
+    kind = declared.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or declared.tensor_type.HasField("shape"))
 
 
 def _forget_types(graph: onnx.GraphProto) -> None:
@@ -345,8 +386,8 @@ def _listed(names: list[str]) -> str:
     return ", ".join(plain(name) or "nothing" for name in names) or "nothing"
 
 
-def _check(model: onnx.ModelProto, assembly: Assembly) -> None:
-    """Whether the model is a valid one; weights that are too large to look at stand in as inputs."""
+def _checkable(model: onnx.ModelProto, assembly: Assembly) -> onnx.ModelProto:
+    """The model with its small weights; those that are too large to look at stand in as inputs."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     known = {value.name for value in copy.graph.input}
@@ -356,8 +397,12 @@ def _check(model: onnx.ModelProto, assembly: Assembly) -> None:
             copy.graph.initializer.add().ParseFromString(b"".join(in_bytes(pieces)))
         elif head.name not in known:
             copy.graph.input.append(onnx.helper.make_tensor_value_info(head.name, head.data_type, list(head.dims)))
+    return copy
+
+
+def _check(model: onnx.ModelProto, assembly: Assembly) -> None:
     try:
-        onnx.checker.check_model(copy, full_check=True)
+        onnx.checker.check_model(_checkable(model, assembly), full_check=True)
     except Exception as error:  # the checker and shape inference raise several unrelated kinds
         told = [line.strip() for line in str(error).splitlines() if line.strip()]
         context = next((line.removeprefix("==> Context: ") for line in told if line.startswith("==> Context")), "")
