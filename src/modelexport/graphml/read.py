@@ -71,6 +71,8 @@ class Document:
                     parser.feed(chunk)
                     yield from target.taken()
             parser.close()
+            if not target.begun:
+                raise FormatError("it is empty")
         except etree.XMLSyntaxError as error:
             what = "is no XML" if not target.begun else "is cut short or damaged"
             where = f"line {error.lineno}" if error.lineno else "at its end"
@@ -213,8 +215,7 @@ class _Target:
         slots.append(_whole(self._edge.get("target_input", "")))
 
     def close(self) -> None:
-        if not self.begun:
-            raise FormatError("it is empty")
+        """The parser wants one; it calls it after an error as well."""
 
 
 def _check_version(text: str) -> None:
