@@ -8,6 +8,7 @@ import sys
 PARTS = {
     "reading": "reading",
     "extracting": "extracting",
+    "graphml": "graphml",
     "export": "export_cost",
     "memory": "memory",
     "scaling": "scaling",
