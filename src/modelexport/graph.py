@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import cast, overload
 
 import msgspec
@@ -16,9 +16,9 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     """One node. Tensor names are keys: a name of a nested body has the body's path in front.
 
     `key` is the first output, which is unique where a node's name may be empty or repeated.
-    `enclosing` is the node whose body this one is in (-1 at the top) and `body` the label of that body,
-    `function` the local function it is part of. `gaps` tells which inputs and outputs were left out by
-    an empty name.
+    `enclosing` is the node whose body this one is in (-1 at the top) and `body` the place of that body among
+    those of the node, `function` the local function it is part of. `gaps` tells which inputs and outputs were
+    left out by an empty name.
     """
 
     key: str
@@ -31,7 +31,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     function: str = ""
     calls_function: str = ""
     gaps: str = ""
-    body: str = ""
+    body: int = -1
 
 
 class Body(msgspec.Struct, frozen=True, gc=False):
@@ -135,8 +135,9 @@ def body_prefix(key: str, label: str) -> str:
     return f"{key}/{label}/"
 
 
-def function_key(domain: str, name: str) -> str:
-    return f"{domain}::{name}"
+def function_key(domain: str, name: str, overload: str = "") -> str:
+    """What a local function goes by, and what a node says that calls it."""
+    return f"{domain}::{name}:{overload}" if overload else f"{domain}::{name}"
 
 
 def flatten(model: onnx.ModelProto, nodes: StoredNodes | None = None) -> Graph:
@@ -166,8 +167,8 @@ class _Builder:
         self.attributed: list[int] = []
         self.bodies: dict[int, list[Body]] = {}
         self.functions: dict[str, Body] = {}
-        self._called = {function_key(f.domain, f.name) for f in model.functions}
-        self._add_nodes(model.graph.node if stored is None else stored, "", [], -1, "", "")
+        self._called = {function_key(f.domain, f.name, f.overload) for f in model.functions}
+        self._add_nodes(model.graph.node if stored is None else stored, "", [], -1, "", -1)
         for function in model.functions:
             self._add_function(function)
 
@@ -185,15 +186,15 @@ class _Builder:
         return StoredNodes(len(kept), made)
 
     def _add_function(self, function: onnx.FunctionProto) -> None:
-        key = function_key(function.domain, function.name)
+        key = function_key(function.domain, function.name, function.overload)
         prefix = f"{key}/"
         names = [*function.input, *(name for node in function.node for name in node.output)]
-        scopes = [{name: prefix + name for name in names if name}]
+        scopes = [{name: prefix + as_text(name) for name in names if name}]
         outputs = tuple(_resolve(name, scopes) for name in function.output)
         defaults = sorted(attribute.SerializeToString().hex() for attribute in function.attribute_proto)
         declared = " ".join((*sorted(function.attribute), *defaults))
-        self.functions[key] = Body(key, tuple(prefix + name for name in function.input), outputs, {}, declared)
-        self._add_nodes(function.node, prefix, scopes, -1, key, "")
+        self.functions[key] = Body(key, tuple(prefix + as_text(name) for name in function.input), outputs, {}, declared)
+        self._add_nodes(function.node, prefix, scopes, -1, key, -1)
 
     def _add_nodes(
         self,
@@ -202,7 +203,7 @@ class _Builder:
         scopes: _Scopes,
         enclosing: int,
         function: str,
-        inside: str,
+        inside: int,
     ) -> None:
         found, kept = self.nodes, self._kept
         stored = nodes is self._stored
@@ -214,12 +215,13 @@ class _Builder:
                 inputs, outputs = tuple(filter(None, inputs)), tuple(filter(None, outputs))
             if prefix:
                 inputs = tuple([_resolve(name, scopes) for name in inputs])
-                outputs = tuple([prefix + name for name in outputs])
+                outputs = tuple([prefix + as_text(name) for name in outputs])
             key = outputs[0] if outputs else f"{prefix}#{position}"
             domain, op_type = node.domain, node.op_type
             called = ""
-            if self._called and function_key(domain, op_type) in self._called:
-                called = function_key(domain, op_type)
+            if self._called:
+                called = function_key(domain, op_type, node.overload)
+                called = called if called in self._called else ""
             index = len(found)
             found.append(
                 Node(key, node.name, op_type, domain, inputs, outputs, enclosing, function, called, gaps, inside)
@@ -228,24 +230,24 @@ class _Builder:
             attributes = node.attribute
             if attributes:
                 self.attributed.append(index)
-                for label, body in nested_graphs(attributes):
+                for place, (label, body) in enumerate(nested_graphs(attributes)):
                     kept[index] = node
-                    self._add_body(index, label, body, body_prefix(key, label), scopes, function)
+                    self._add_body(index, place, label, body, body_prefix(key, label), scopes, function)
 
     def _add_body(
-        self, index: int, label: str, graph: onnx.GraphProto, prefix: str, scopes: _Scopes, function: str
+        self, index: int, place: int, label: str, graph: onnx.GraphProto, prefix: str, scopes: _Scopes, function: str
     ) -> None:
         inputs = [value.name for value in graph.input]
         weights = {tensor.name: tensor for tensor in graph.initializer}
         weights |= {sparse.values.name: sparse for sparse in graph.sparse_initializer}
         names = [*inputs, *weights, *(name for node in graph.node for name in node.output)]
-        own = {name: prefix + name for name in names if name}
+        own = {name: prefix + as_text(name) for name in names if name}
         inner = [*scopes, own]
         outputs = tuple(_resolve(value.name, inner) for value in graph.output)
-        initializers = {prefix + name: weight for name, weight in weights.items()}
-        body = Body(label, tuple(prefix + name for name in inputs), outputs, initializers)
+        initializers = {prefix + as_text(name): weight for name, weight in weights.items()}
+        body = Body(label, tuple(prefix + as_text(name) for name in inputs), outputs, initializers)
         self.bodies.setdefault(index, []).append(body)
-        self._add_nodes(graph.node, prefix, inner, index, function, label)
+        self._add_nodes(graph.node, prefix, inner, index, function, place)
 
 
 def _empty(names: tuple[str, ...]) -> list[int]:
@@ -261,12 +263,24 @@ def _resolve(name: str, scopes: _Scopes) -> str:
 
 
 def nested_graphs(attributes: Iterable[onnx.AttributeProto]) -> list[tuple[str, onnx.GraphProto]]:
-    """The graphs nested in a node, each with the name of its attribute."""
-    found = []
+    """The graphs nested in a node, each with the name of its attribute; no two have the same."""
+    found: dict[str, onnx.GraphProto] = {}
     for attribute in attributes:
         kind = attribute.type
-        if kind == _GRAPH:
-            found.append((attribute.name, attribute.g))
+        if kind == _GRAPH and attribute.HasField("g"):
+            found[_unlike(found, as_text(attribute.name))] = attribute.g
         elif kind == _GRAPHS:
-            found += [(f"{attribute.name}.{place}", graph) for place, graph in enumerate(attribute.graphs)]
-    return found
+            for place, graph in enumerate(attribute.graphs):
+                found[_unlike(found, f"{as_text(attribute.name)}.{place}")] = graph
+    return list(found.items())
+
+
+def _unlike(known: Container[str], label: str) -> str:
+    while label in known:
+        label += "'"
+    return label
+
+
+def as_text(name: str | bytes) -> str:
+    """A name as text; protobuf gives bytes for one that is not UTF-8."""
+    return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")

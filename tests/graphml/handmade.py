@@ -137,7 +137,10 @@ def functions() -> onnx.ModelProto:
     twice.metadata_props.add(key="k", value="v")
     nodes = [helper.make_node("Twice", ["x"], ["y"], domain="own", name="call")]
     made = model(nodes, [value("x")], [value("y")], opsets=[*opset, helper.make_opsetid("own", 1)])
-    made.functions.extend([scale, twice])
+    other = onnx.FunctionProto()
+    other.CopyFrom(scale)
+    other.overload = "other"
+    made.functions.extend([scale, twice, other])
     return made
 
 
@@ -294,6 +297,65 @@ def deep() -> onnx.ModelProto:
     return model(list(graph.node), [value("x"), value("c", TensorProto.BOOL, [])], [value("y1")])
 
 
+def refers_to_bodies() -> onnx.ModelProto:
+    """A function whose operator takes its bodies from the call."""
+    branch = helper.make_graph([helper.make_node("Relu", ["x"], ["b"])], "b", [], [value("b")])
+    inner = helper.make_node("If", ["c"], ["y"])
+    for name in ("then_branch", "else_branch"):
+        inner.attribute.add(name=name, ref_attr_name=f"own_{name}", type=AttributeProto.GRAPH)
+    opset = [helper.make_opsetid("", 21)]
+    names = ["own_then_branch", "own_else_branch"]
+    function = helper.make_function("own", "Choose", ["c"], ["y"], [inner], opset, attributes=names)
+    call = helper.make_node("Choose", ["c"], ["y"], domain="own", **dict.fromkeys(names, branch))
+    inputs = [value("x"), value("c", TensorProto.BOOL, [])]
+    made = model([call], inputs, [value("y")], opsets=[*opset, helper.make_opsetid("own", 1)])
+    made.functions.append(function)
+    return made
+
+
+def like_labels() -> onnx.ModelProto:
+    """Bodies whose labels are alike: the same name twice, a list beside a single one, odd characters."""
+
+    def body(name: str) -> onnx.GraphProto:
+        return helper.make_graph([helper.make_node("Relu", ["x"], [name])], name, [], [value(name)])
+
+    node = helper.make_node("Own", ["x"], ["y"], domain="own", name="own")
+    for name in ("g.0", "g", "g", "g\x01", "g\\x01"):
+        node.attribute.append(helper.make_attribute(name, body("b")))
+    node.attribute.append(helper.make_attribute("g", [body("c"), body("d")]))
+    made = model(
+        [node], [value("x")], [value("y")], opsets=[helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    )
+    for name in ("S\x01", "S\\x01", "0/else"):
+        relu = [helper.make_node("Relu", ["a"], ["b"])]
+        made.functions.append(helper.make_function("own", name, ["a"], ["b"], relu, made.opset_import[:1]))
+    return made
+
+
+def odd_constants() -> onnx.ModelProto:
+    """Constants whose values do not fit their shapes, large ones, and attributes without a type."""
+    nodes = []
+    for number, dims in enumerate(([0], [-1], [0, 5], [2, -1], [1024], [16])):
+        tensor = TensorProto(data_type=F, dims=dims, raw_data=bytes(4096))
+        nodes.append(helper.make_node("Constant", [], [f"c{number}"], value=tensor))
+    floats = TensorProto(data_type=F, dims=[0], float_data=[0.5] * 1000)
+    nodes.append(helper.make_node("Constant", [], ["f"], value=floats))
+    nodes[-1].attribute[0].type = AttributeProto.UNDEFINED
+    return model([*nodes, helper.make_node("Relu", ["x"], ["y"])], [value("x")], [value("y")])
+
+
+def many_outputs() -> onnx.ModelProto:
+    """A node with many outputs, some left out, all others read; one that reads nothing and one that gives nothing."""
+    names = ["" if number % 7 == 3 else f"o{number}" for number in range(40)]
+    nodes = [
+        helper.make_node("Many", ["x"], names, domain="own"),
+        helper.make_node("Sum", [name for name in names if name], ["y"]),
+        helper.make_node("Source", [], ["z"], domain="own"),
+        helper.make_node("Sink", ["z", "", "y"], [], domain="own"),
+    ]
+    return model(nodes, [value("x")], [value("y")], opsets=[helper.make_opsetid("", 21), helper.make_opsetid("own", 1)])
+
+
 HANDMADE = {
     made.__name__: made
     for made in (
@@ -309,5 +371,9 @@ HANDMADE = {
         passes_through,
         nothing,
         deep,
+        refers_to_bodies,
+        like_labels,
+        odd_constants,
+        many_outputs,
     )
 }

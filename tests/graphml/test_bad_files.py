@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +19,11 @@ from click.testing import CliRunner
 from onnx import helper, numpy_helper
 
 import modelexport
+from graphml.drawing import Drawing, G
 from graphml.handmade import model, value
 from modelexport.cli.main import main
 from modelexport.graphml.dialect import MODES
+from modelexport.graphml.store import part_check
 
 pytestmark = [pytest.mark.sanity]
 
@@ -122,6 +127,11 @@ def located(name: str) -> Callable[[Path], None]:
     return changed(lambda text: text.replace('"file":"g.onnxdata"', f'"file":{json.dumps(name)}'))
 
 
+def _other_shape() -> str:
+    tensor = onnx.TensorProto(name="w", dims=[3, 1000], data_type=1)
+    return base64.b64encode(tensor.SerializeToString()).decode()
+
+
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "version": (changed(lambda t: t.replace(">1.1<", ">2.0<")), "format version is '2.0', this program reads 1.1"),
     "version on the card": (
@@ -141,7 +151,30 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "location above": (located("../g.onnxdata"), "outside the GraphML's folder"),
     "location absolute": (located("/etc/hostname"), "outside the GraphML's folder"),
     "location inside": (located("sub/g.onnxdata"), "outside the GraphML's folder"),
-    "location of windows": (located("..\\g.onnxdata"), "outside the GraphML's folder"),
+    "location of windows": (located("..\\g.onnxdata"), "outside the GraphML's folder|missing"),
+    "location a link": (
+        lambda g: (_data(g).rename(g.parent.parent / "away"), _data(g).symlink_to(g.parent.parent / "away")),
+        "outside the GraphML's folder",
+    ),
+    "values emptied": (changed(lambda t: re.sub(r'(n_values">)[^<]*', r"\g<1>", t)), "exact form of 'w' .*is damaged"),
+    "values dropped": (changed(lambda t: re.sub(r'<key id="n_values"[^>]*>', "", t)), "exact form of 'w' .*is damaged"),
+    "shape changed": (
+        changed(lambda t: re.sub(r'(name">w<.*?n_onnx">)[^<]*', lambda m: m[1] + _other_shape(), t)),
+        "exact form of 'w' .*is damaged",
+    ),
+    "deep JSON": (
+        changed(lambda t: re.sub(r'(n_parameters">)[^<]*', r"\g<1>" + '{"x":' + "[" * 100_000, t)),
+        "where its weights are",
+    ),
+    "deep attributes": (
+        changed(
+            lambda t: t.replace(
+                '<data key="n_operator">MatMul<',
+                '<data key="n_attributes">{"x":' + "[" * 100_000 + '</data><data key="n_operator">MatMul<',
+            )
+        ),
+        "attributes are no JSON object",
+    ),
     "location empty": (located(""), "outside the GraphML's folder|missing"),
     "location a dot": (located("."), "outside the GraphML's folder"),
     "location with a null": (located("a\0b"), "outside the GraphML's folder"),
@@ -163,30 +196,33 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "scope unknown": (
         changed(
             lambda t: t.replace(
-                '<data key="n_execution_order">0<', '<data key="n_scope">7/body</data><data key="n_execution_order">0<'
+                '<data key="n_execution_order">0<', '<data key="n_scope">7/0</data><data key="n_execution_order">0<'
             )
         ),
-        "belongs to the graph '7/body', which is not there",
+        "was moved into or out of a body",
     ),
     "scope itself": (
         changed(
             lambda t: t.replace(
-                '<data key="n_execution_order">0<', '<data key="n_scope">0/body</data><data key="n_execution_order">0<'
+                '<data key="n_execution_order">0<', '<data key="n_scope">0/0</data><data key="n_execution_order">0<'
             )
         ),
-        "which is not there",
+        "was moved into or out of a body",
     ),
     "scope later": (
         changed(
             lambda t: t.replace(
-                '<data key="n_execution_order">0<', '<data key="n_scope">1/body</data><data key="n_execution_order">0<'
+                '<data key="n_execution_order">0<', '<data key="n_scope">1/0</data><data key="n_execution_order">0<'
             )
         ),
-        "no body|lies in itself",
+        "was moved into or out of a body",
     ),
     "ids twice": (changed(lambda t: t.replace('<node id="n1">', '<node id="n0">')), "two nodes have the id"),
     "edge to nowhere": (changed(lambda t: t.replace('target="n1"', 'target="n77"')), "'n77', which is no node"),
 }
+
+
+BEHIND_THE_CHECK = {"checksum", "offset negative", "offset huge", "length text", "field unknown", "values no JSON"}
 
 
 @pytest.mark.parametrize("case", CHANGES)
@@ -194,6 +230,9 @@ def test_changed_files(case: str, tmp_path: Path) -> None:
     graphml = written(tmp_path)
     apply, match = CHANGES[case]
     apply(graphml)
+    if case in BEHIND_THE_CHECK:
+        refused(graphml, "the exact form of 'w' .* is damaged")
+        with_checks(graphml)
     refused(graphml, match)
 
 
@@ -210,6 +249,151 @@ def test_embedded_values(tmp_path: Path) -> None:
         assert new != whole
         graphml.write_text(new)
         refused(graphml, match)
+
+
+def with_checks(graphml: Path) -> None:
+    """Make every part say that it is whole."""
+    drawing = Drawing(graphml)
+    for node in drawing.nodes.values():
+        told = drawing.told(node)
+        if told.get("onnx"):
+            drawing.set(node, "check", part_check(base64.b64decode(told["onnx"]), told.get("values", "")))
+    drawing.save()
+
+
+def external(folder: Path, **places: str) -> Path:
+    """A GraphML whose only weight lies in a data file, at a place that is made up."""
+    path = folder / "model.onnx"
+    weight = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
+    made = model([helper.make_node("Add", ["x", "w"], ["y"])], [value("x")], [value("y")], [weight])
+    onnx.save_model(made, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    graphml = modelexport.export_graphml(path, folder / "g.graphml").graphml
+    (folder / "w.bin").unlink()
+    drawing = Drawing(graphml)
+    node = drawing.find(name="w")
+    tensor = onnx.TensorProto.FromString(base64.b64decode(drawing.told(node)["onnx"]))
+    for entry in tensor.external_data:
+        entry.value = places.get(entry.key, entry.value)
+    drawing.set(node, "onnx", base64.b64encode(tensor.SerializeToString()).decode())
+    drawing.save()
+    with_checks(graphml)
+    return graphml
+
+
+@pytest.mark.parametrize(
+    ("places", "match"),
+    [
+        ({"offset": "1000000000000"}, "nearly all of them nothing"),
+        ({"offset": "1" + "0" * 19}, "not in any file"),
+        ({"offset": "1" * 5000}, "is not a number"),
+        ({"offset": "-8"}, "not in any file"),
+        ({"offset": "٣٣"}, "nothing|zeros|"),
+        ({"length": "25"}, "not as long"),
+        ({"location": "../w.bin"}, "outside the model's folder"),
+        ({"location": "back.onnx"}, "file of its own name"),
+        ({"location": "./back.onnx"}, "file of its own name"),
+    ],
+)
+def test_made_up_places(places: dict[str, str], match: str, tmp_path: Path) -> None:
+    graphml = external(tmp_path, **places)
+    if match.endswith("|"):
+        assert CliRunner().invoke(main, ["import-onnx", str(graphml), str(tmp_path / "back.onnx")]).exit_code == 0
+    else:
+        refused(graphml, match)
+
+
+@pytest.mark.parametrize("offset", ["04096", " 0", "+64"])
+def test_numbers_as_others_write_them(offset: str, tmp_path: Path) -> None:
+    graphml = external(tmp_path, offset=offset)
+    modelexport.import_onnx(graphml, tmp_path / "back.onnx")
+    assert (tmp_path / "w.bin").read_bytes()[int(offset) :] == np.ones((2, 3), np.float32).tobytes()
+
+
+def test_parts_that_lie_too_deep(tmp_path: Path) -> None:
+    """Operators in operators, deeper than protobuf can go."""
+    branch = helper.make_graph([], "b", [], [])
+    nodes = [helper.make_node("If", ["c"], [f"y{n}"], name=f"n{n}", then_branch=branch) for n in range(60)]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model(nodes, [value("c")], [value("y0")]).SerializeToString())
+    drawing = Drawing(modelexport.export_graphml(path, tmp_path / "g.graphml").graphml)
+    found = [drawing.find(name=f"n{n}") for n in range(60)]
+    for outer, inner in pairwise(found):
+        body = outer.find(f"{G}graph/{G}node/{G}graph")
+        order = drawing.told(outer)["execution_order"]
+        drawing.set(inner, "scope", f"{order}/0")
+        body.append(inner)
+    drawing.save()
+    refused(drawing.path, "its parts make no model")
+
+
+def test_nothing_that_is_read_is_written_over(tmp_path: Path) -> None:
+    graphml = written(tmp_path)
+    content = graphml.read_bytes()
+    model_content = (tmp_path / "model.onnx").read_bytes()
+    (tmp_path / "g.onnx").write_bytes(content)
+    for arguments in (
+        ["import-onnx", "g.onnx", "g.onnx"],
+        ["export-graphml", "m.graphml", "m.graphml"],
+        ["export-graphml", "m.onnxdata", "m.graphml"],
+    ):
+        source = tmp_path / arguments[1]
+        source.write_bytes(content if source.suffix == ".onnx" else model_content)
+        before = source.read_bytes()
+        result = CliRunner().invoke(main, [arguments[0], *(str(tmp_path / name) for name in arguments[1:])])
+        assert result.exit_code == 2, result.output
+        assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("location", ["x.onnxdata", "./x.onnxdata", "x.graphml"])
+@pytest.mark.parametrize("where", ["initializer", "attribute"])
+def test_the_models_own_data_file_is_not_written_over(where: str, location: str, tmp_path: Path) -> None:
+    tensor = onnx.TensorProto(name="w", dims=[3], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    made = model([helper.make_node("Identity", ["w"], ["y"])], [], [value("y", shape=[3])])
+    if where == "initializer":
+        made.graph.initializer.append(tensor)
+    else:
+        made.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=tensor))
+    (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
+    (tmp_path / location).write_bytes(bytes(12))
+    result = CliRunner().invoke(main, ["export-graphml", str(tmp_path / "model.onnx"), str(tmp_path / "x.graphml")])
+    assert result.exit_code == 2, result.output
+    assert "holds weights of the model itself" in result.output
+    assert (tmp_path / location).read_bytes() == bytes(12)
+
+
+@pytest.mark.parametrize("command", ["export-graphml", "import-onnx"])
+def test_a_pipe_is_no_file(command: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    out = tmp_path / ("out.graphml" if command == "export-graphml" else "out.onnx")
+    result = CliRunner().invoke(main, [command, str(pipe), str(out)])
+    assert result.exit_code == 2
+    assert "is no ordinary file" in result.output
+
+
+def test_damaged_models(tmp_path: Path) -> None:
+    path = tmp_path / "bad.onnx"
+    for content in (b"\x08\x0a\x3a\x04\x0a\x02\x0a\x05", b"\x3a\x02\x2a\x05", b"\x00"):
+        path.write_bytes(content)
+        result = CliRunner().invoke(main, ["export-graphml", str(path)])
+        assert result.exit_code == 2, result.output
+        assert "is not an ONNX model" in result.output
+
+
+def test_deep_json_and_deep_modules_in_a_model(tmp_path: Path) -> None:
+    from modelexport.tagged.codec import NodeTag, encode
+
+    path = tmp_path / "m.onnx"
+    made = model(
+        [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Relu", ["y"], ["z"])], [value("x")], [value("z")]
+    )
+    made.graph.node[0].doc_string = '{"hierarchy_tags":' + "[" * 100_000
+    deep = ".".join("m" * 1 for _ in range(1500))
+    made.graph.node[1].doc_string = encode(NodeTag(("/A",), "/A", 1, "scope", deep)).decode()
+    path.write_bytes(made.SerializeToString())
+    written = modelexport.export_graphml(path)
+    assert written.modules == 1501
 
 
 def test_the_original_is_changed_or_gone(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def result(drawing: Drawing, x: np.ndarray = X) -> np.ndarray:
 
 def refused(drawing: Drawing, match: str) -> None:
     target = drawing.path.with_name("back.onnx")
+    target.unlink(missing_ok=True)
     with pytest.raises(FormatError, match=match) as caught:
         modelexport.import_onnx(drawing.save(), target)
     assert "\n" not in caught.value.headline
@@ -242,7 +243,9 @@ def test_an_output_led_elsewhere_and_one_removed(tmp_path: Path) -> None:
     drawing.remove(*drawing.into(y))
     drawing.add_edge(drawing.find(name="sub"), y)
     assert (result(drawing) == np.maximum(X, 0) * 2 - np.arange(3)).all()
-    assert [v.name for v in onnx.load(tmp_path / "back.onnx").graph.output] == ["s"]
+    back = onnx.load(tmp_path / "back.onnx")
+    assert [v.name for v in back.graph.output] == ["y"], "an output keeps its name"
+    assert list(back.graph.node[2].output) == ["y"]
 
 
 def test_a_change_inside_a_body(tmp_path: Path) -> None:
@@ -325,7 +328,7 @@ def test_an_edge_out_of_a_body_is_refused(tmp_path: Path) -> None:
     loop = drawing.find(kind="operator", name="loop")
     edge = drawing.into(loop)[1]
     edge.set("source", inner.get("id"))
-    refused(drawing, "'m' .*leads out of the body")
+    refused(drawing, "'m' .*crosses the border of a body")
 
 
 def test_a_weight_that_goes_with_its_readers(tmp_path: Path) -> None:
@@ -337,3 +340,237 @@ def test_a_weight_that_goes_with_its_readers(tmp_path: Path) -> None:
     assert edits == ("1 weight removed",)
     assert [t.name for t in onnx.load(target).graph.initializer] == ["w", "b", "high"]
     assert onnx.load(target).graph.initializer[0].data_type == TensorProto.FLOAT
+
+
+def test_empty_values_that_editors_write_do_no_harm(drawing: Drawing) -> None:
+    """yEd writes a key without a value on nodes that say nothing under it."""
+    for element in (*drawing.nodes.values(), *drawing.edges):
+        scope = "edge" if element.tag == f"{G}edge" else "node"
+        said = drawing.told(element)
+        for found, name in drawing.names.values():
+            if found == scope and name and name not in said:
+                drawing.set(element, name, "")
+    target, edits = imported(drawing)
+    assert edits == ()
+    assert target.read_bytes() == drawing.path.with_name("model.onnx").read_bytes()
+
+
+def test_emptying_a_property_is_an_edit(tmp_path: Path) -> None:
+    made = model([helper.make_node("LeakyRelu", ["x"], ["y"], name="leaky", alpha=0.5)], [value("x")], [value("y")])
+    drawing = draw(made, tmp_path)
+    drawing.set(drawing.find(name="leaky"), "attributes", "")
+    assert np.allclose(result(drawing), np.where(X < 0, X * 0.01, X))
+    drawing.set(drawing.find(name="leaky"), "operator", "")
+    refused(drawing, "does not say which operator it is")
+
+
+def test_the_hint_for_copies_works(drawing: Drawing) -> None:
+    """A copy without its properties onnx and execution_order is a new node, with a name of its own."""
+    told = drawing.told(drawing.find(name="relu")) | {"onnx": "", "execution_order": ""}
+    copy = drawing.add_node("copy", **told)
+    edge = drawing.into(drawing.find(name="sub"))[0]
+    drawing.add_edge(drawing.find(name="mul"), copy)
+    edge.set("source", "copy")
+    assert (result(drawing) == np.clip(np.maximum(np.maximum(X, 0) * 2, 0) - np.arange(3), None, 7)).all()
+    names = [node.name for node in onnx.load(drawing.path.with_name("back.onnx")).graph.node]
+    assert names == ["relu", "mul", "relu_1", "sub", "clip"]
+
+
+def test_a_weight_removed_with_its_edge_frees_an_optional_input(drawing: Drawing) -> None:
+    drawing.remove(drawing.find(name="high"))
+    assert (result(drawing) == np.maximum(X, 0) * 2 - np.arange(3)).all()
+    drawing.remove(drawing.find(name="b"))
+    refused(drawing, r"'sub' .*nothing leads into its input 1 any more, and Sub needs it")
+
+
+def test_an_operator_that_takes_any_number_closes_up(tmp_path: Path) -> None:
+    weights = [numpy_helper.from_array(np.full((2, 3), n, np.float32), f"w{n}") for n in range(3)]
+    nodes = [helper.make_node("Concat", ["x", "w0", "w1", "w2"], ["y"], name="cat", axis=0)]
+    drawing = draw(model(nodes, [value("x")], [value("y", shape=[8, 3])], weights), tmp_path)
+    drawing.remove(drawing.into(drawing.find(name="cat"))[1])
+    assert (result(drawing) == np.concatenate([X, np.full((2, 3), 1), np.full((2, 3), 2)])).all()
+    back = onnx.load(tmp_path / "back.onnx")
+    assert list(back.graph.node[0].input) == ["x", "w1", "w2"]
+    assert [dim.dim_value for dim in back.graph.output[0].type.tensor_type.shape.dim] == [6, 3]
+
+
+def test_an_operator_before_an_output_and_another_type(tmp_path: Path) -> None:
+    drawing = draw(small(), tmp_path)
+    y, clip = drawing.find(kind="output", name="y"), drawing.find(name="clip")
+    new = drawing.add_node("cast", operator="Cast", attributes='{"to": 7}')
+    drawing.into(y)[0].set("source", "cast")
+    drawing.add_edge(clip, new)
+    target, _ = imported(drawing)
+    back = onnx.load(target)
+    assert [v.name for v in back.graph.output] == ["y"]
+    assert back.graph.output[0].type.tensor_type.elem_type == TensorProto.INT64
+    assert run(target, {"x": X})["y"].dtype == np.int64
+
+
+def test_a_change_of_shape_inside_a_body(tmp_path: Path) -> None:
+    def branch(name: str) -> onnx.GraphProto:
+        node = helper.make_node("Transpose", ["x"], [name], name=name, perm=[0, 1])
+        return helper.make_graph([node], name, [], [value(name)])
+
+    nodes = [helper.make_node("If", ["c"], ["y"], name="if", then_branch=branch("t"), else_branch=branch("e"))]
+    made = model(nodes, [value("x"), value("c", TensorProto.BOOL, [])], [value("y")])
+    drawing = draw(made, tmp_path)
+    for name in ("t", "e"):
+        drawing.set(drawing.find(kind="operator", name=name), "attributes", '{"perm": [1, 0]}')
+    target, _ = imported(drawing)
+    assert run(target, {"x": X, "c": np.array(True)})["y"].shape == (3, 2)
+
+
+def test_a_change_of_shape_inside_a_function(tmp_path: Path) -> None:
+    opset = [helper.make_opsetid("", 21)]
+    turn = helper.make_function(
+        "own", "Turn", ["a"], ["b"], [helper.make_node("Transpose", ["a"], ["b"], name="t", perm=[0, 1])], opset
+    )
+    nodes = [helper.make_node("Turn", ["x"], ["m"], domain="own"), helper.make_node("Relu", ["m"], ["y"])]
+    made = model(nodes, [value("x")], [value("y")], opsets=[*opset, helper.make_opsetid("own", 1)])
+    made.functions.append(turn)
+    made.graph.value_info.append(value("m"))
+    drawing = draw(made, tmp_path)
+    drawing.set(drawing.find(name="t"), "attributes", '{"perm": [1, 0]}')
+    assert result(drawing).shape == (3, 2)
+    drawing.remove(drawing.find(name="t"))
+    refused(drawing, "output 'b': it needs one edge")
+
+
+def test_functions_that_are_removed(tmp_path: Path) -> None:
+    made = HANDMADE["functions"]()
+    drawing = draw(made, tmp_path)
+    drawing.remove(*drawing.of_kind("function"))
+    refused(drawing, r"'call' \(n\d+\): it calls the function own::Twice, which is removed|Twice")
+    extra = onnx.FunctionProto()
+    extra.CopyFrom(made.functions[0])
+    extra.name = "Unused"
+    made.functions.append(extra)
+    drawing = draw(made, tmp_path)
+    drawing.remove(drawing.find(kind="function", name="own::Unused"))
+    target, _ = imported(drawing)
+    assert [f.name for f in onnx.load(target).functions] == ["Scale", "Twice", "Scale"]
+
+
+def test_an_edit_of_an_operator_and_one_in_its_body(tmp_path: Path) -> None:
+    """Neither is lost over the other."""
+    drawing = draw(HANDMADE["bodies"](), tmp_path)
+    scan = drawing.find(name="scan")
+    drawing.set(scan, "attributes", drawing.told(scan)["attributes"].replace("}", ',"scan_input_directions":[1]}'))
+    add = next(
+        n
+        for n in drawing.of_kind("operator")
+        if drawing.told(n)["operator"] == "Add" and drawing.told(drawing.into(n)[0])["tensor"] == "state"
+    )
+    drawing.set(add, "operator", "Sub")
+    target, _ = imported(drawing)
+    found = onnx.load(target).graph.node[2]
+    attributes = {attribute.name: attribute for attribute in found.attribute}
+    assert list(attributes["scan_input_directions"].ints) == [1]
+    assert [node.op_type for node in attributes["body"].g.node] == ["Sub", "Identity"]
+
+
+def test_an_edge_to_a_tensor_that_a_body_hides(tmp_path: Path) -> None:
+    made = HANDMADE["bodies"]()
+    made.graph.initializer.append(numpy_helper.from_array(np.full((2, 3), 10, np.float32), "w"))
+    drawing = draw(made, tmp_path)
+    mul = next(n for n in drawing.of_kind("operator") if drawing.told(n)["operator"] == "Mul")
+    outer = next(
+        n for n in drawing.of_kind("initializer") if drawing.told(n)["name"] == "w" and "::" not in n.get("id")
+    )
+    drawing.into(mul)[1].set("source", outer.get("id"))
+    refused(drawing, "where 'w' is something else")
+
+
+def test_an_edge_from_a_later_operator_into_a_body(tmp_path: Path) -> None:
+    body = helper.make_graph([helper.make_node("Abs", ["x"], ["b"], name="abs")], "b", [], [value("b")])
+    nodes = [
+        helper.make_node("If", ["c"], ["i"], name="if", then_branch=body, else_branch=body),
+        helper.make_node("Neg", ["x"], ["n"], name="neg"),
+        helper.make_node("Add", ["i", "n"], ["y"], name="add"),
+    ]
+    made = model(nodes, [value("x"), value("c", TensorProto.BOOL, [])], [value("y")])
+    drawing = draw(made, tmp_path)
+    inner = [n for n in drawing.of_kind("operator") if drawing.told(n)["operator"] == "Abs"]
+    for node in inner:
+        drawing.into(node)[0].set("source", drawing.find(name="neg").get("id"))
+    target, _ = imported(drawing)
+    assert (run(target, {"x": X, "c": np.array(True)})["y"] == np.abs(X) - X).all()
+    drawing.into(inner[0])[0].set("source", drawing.find(kind="operator", name="if").get("id"))
+    refused(drawing, "waits for its own result")
+
+
+def test_an_operator_dragged_into_another_graph(tmp_path: Path) -> None:
+    drawing = draw(HANDMADE["bodies"](), tmp_path)
+    loop = drawing.find(kind="operator", name="loop")
+    inner = next(n for n in drawing.of_kind("operator") if drawing.told(n)["operator"] == "Neg")
+    loop.getparent().append(inner)
+    refused(drawing, "'m' .* was moved into or out of a body")
+
+
+def test_body_weights_and_outputs_are_part_of_the_structure(tmp_path: Path) -> None:
+    made = HANDMADE["bodies"]()
+    body = made.graph.node[1].attribute[0].g
+    body.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), "unused"))
+    drawing = draw(made, tmp_path)
+    drawing.remove(drawing.find(name="unused"))
+    _, edits = imported(drawing)
+    assert edits == ("1 weight removed",)
+
+
+def test_a_new_operator_in_the_box_of_one_with_bodies(tmp_path: Path) -> None:
+    """It belongs to the graph that the box stands in."""
+    drawing = draw(HANDMADE["bodies"](), tmp_path)
+    loop, scan = drawing.find(kind="operator", name="loop"), drawing.find(kind="operator", name="scan")
+    new = drawing.add_node("mine", loop, operator="Neg")
+    drawing.into(scan)[1].set("source", "mine")
+    drawing.add_edge(loop, new)
+    target, _ = imported(drawing)
+    assert [node.op_type for node in onnx.load(target).graph.node] == ["If", "Loop", "Neg", "Scan"]
+
+
+def test_notes_may_have_lines(drawing: Drawing) -> None:
+    note = drawing.add_node("note")
+    other = drawing.add_node("other")
+    drawing.add_edge(note, drawing.find(name="mul"))
+    drawing.add_edge(note, other)
+    drawing.add_edge(note, drawing.find(kind="model"))
+    drawing.set(drawing.find(name="relu"), "name", "renamed")
+    target, edits = imported(drawing)
+    assert len(edits) == 1
+    assert len(onnx.load(target).graph.value_info) == 3, "a name changes no types"
+    drawing.add_edge(drawing.find(name="mul"), note)
+    refused(drawing, "note: edges lead in and out, but its property `operator` is empty")
+
+
+ATTRIBUTES: list[tuple[str, str | None]] = [
+    ('{"axes": "123"}', "cannot be '123'"),
+    ('{"alpha": 1e39}', "cannot be 1e+39"),
+    ('{"alpha": "much"}', "cannot be 'much'"),
+    ('{"alpha": "inf"}', None),
+    ('{"floats": [1, 2.5, "nan"], "alpha": 2}', None),
+    ('{"text": "base64:/w=="}', None),
+    ('{"text": 3}', "cannot be 3"),
+    ('{"tensor": "float[1] = 2"}', "is no number or text"),
+    ('{"count": 2.5}', "cannot be 2.5"),
+    ('{"count": 99999999999999999999}', "cannot be 99999999999999999999"),
+    ('{"tensor": "float[1] = 1.0", "alpha":   0.5 }', None),
+    ('["alpha"]', "no JSON object"),
+]
+
+
+@pytest.mark.parametrize(("text", "match"), ATTRIBUTES)
+def test_attributes_are_read_back_or_refused(text: str, match: str | None) -> None:
+    from modelexport.graphml.views import EditError, edited_attributes, readable
+
+    tensor = numpy_helper.from_array(np.ones(1, np.float32))
+    node = helper.make_node("Own", [], ["y"], axes=[1], alpha=0.5, floats=[1.0], text="a", count=1, tensor=tensor)
+    if match is not None:
+        with pytest.raises(EditError, match=re.escape(match)):
+            edited_attributes(node, text, {})
+        return
+    edited_attributes(node, text, {})
+    said = {attribute.name: readable(attribute) for attribute in node.attribute}
+    import json
+
+    assert said == json.loads(text)

@@ -96,6 +96,60 @@ def _varint(value: int) -> bytes:
     return bytes([*parts, value])
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["bodies", "functions", "metadata_everywhere", "like_labels"])
+def test_names_that_are_not_utf8_come_back(name: str, mode: str, tmp_path: Path) -> None:
+    """Protobuf says that names are UTF-8; some writers do not care."""
+    path = tmp_path / "model.onnx"
+    content = HANDMADE[name]().SerializeToString()
+    odd = [content.replace(old, new) for old, new in ((b"then_branch", b"then\xff\xfeanch"), (b"own", b"o\xffn"))]
+    odd += [content.replace(b"x", b"\xff"), content.replace(b"branch", b"br\xffnch"), content.replace(b"h", b"\xe9")]
+    for number, bad in enumerate(odd):
+        path.write_bytes(bad)
+        try:
+            onnx.ModelProto.FromString(bad)
+        except Exception:  # the change hit something else
+            continue
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert round_trip(path, mode, folder).read_bytes() == bad
+
+
+def test_file_names_that_are_odd(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder é"
+    folder.mkdir()
+    path = folder / "back\\slash & <more> 'é' \".onnx"
+    path.write_bytes(HANDMADE["passes_through"]().SerializeToString())
+    for mode in MODES:
+        written = modelexport.export_graphml(path, parameters=mode)
+        modelexport.import_onnx(written.graphml, tmp_path / "back.onnx")
+        assert (tmp_path / "back.onnx").read_bytes() == path.read_bytes()
+
+
+def test_two_ways_to_name_one_data_file(tmp_path: Path) -> None:
+    """`./w.bin` and `w.bin` are the same file, and an empty tensor may lie at its end."""
+    values = np.arange(1024, dtype=np.float32)
+    (tmp_path / "w.bin").write_bytes(values.tobytes())
+    weights = []
+    for number, (location, offset, length) in enumerate(
+        (("./w.bin", 0, 2048), ("w.bin", 2048, 2048), ("w.bin", 4096, 0))
+    ):
+        tensor = onnx.TensorProto(name=f"w{number}", data_type=1, dims=[length // 4], data_location=1)
+        for key, text in (("location", location), ("offset", offset), ("length", length)):
+            tensor.external_data.add(key=key, value=str(text))
+        weights.append(tensor)
+    nodes = [onnx.helper.make_node("Concat", ["w0", "w1", "w2"], ["y"], axis=0)]
+    graph = onnx.helper.make_graph(nodes, "g", [], [onnx.helper.make_tensor_value_info("y", 1, [1024])], weights)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(onnx.helper.make_model(graph, ir_version=10).SerializeToString())
+    for mode in MODES:
+        folder = tmp_path / mode
+        folder.mkdir()
+        back = round_trip(path, mode, folder)
+        assert back.read_bytes() == path.read_bytes()
+        assert (folder / "w.bin").read_bytes() == values.tobytes()
+
+
 def test_unknown_fields_come_back(tmp_path: Path) -> None:
     """A newer ONNX may say things that this one does not know."""
     model = HANDMADE["passes_through"]()

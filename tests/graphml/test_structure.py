@@ -179,6 +179,7 @@ def test_modules_are_nested_as_in_the_model(name: str, strategy: str, tmp_path: 
         expected = module.rpartition(".")[0] if module else None
         assert (None if above is None else drawing.told(above).get("module_path", "")) == expected
     assert set(drawn) == set(modules)
+    assert all(len(groups) == 1 for groups in drawn.values())
     for operator in drawing.of_kind("operator"):
         above = drawing.parent(operator)
         if drawing.kind(above) == "module":
@@ -197,8 +198,15 @@ def test_bodies_and_functions_are_groups(tmp_path: Path) -> None:
     assert drawing.parent(drawing.parent(deep)) is outer
     path.write_bytes(HANDMADE["functions"]().SerializeToString())
     drawing = Drawing(modelexport.export_graphml(path).graphml)
-    assert [drawing.told(node)["name"] for node in drawing.of_kind("function")] == ["own::Scale", "own::Twice"]
-    assert drawing.told(drawing.parent(drawing.find(name="mul")))["name"] == "own::Scale"
+    assert [drawing.told(node)["name"] for node in drawing.of_kind("function")] == [
+        "own::Scale",
+        "own::Twice",
+        "own::Scale:other",
+    ]
+    inside = [
+        drawing.told(drawing.parent(n))["name"] for n in drawing.of_kind("operator") if drawing.parent(n) is not None
+    ]
+    assert inside == ["own::Scale", "own::Scale", "own::Twice", "own::Twice", "own::Scale:other", "own::Scale:other"]
 
 
 def test_a_clean_file_takes_its_modules_from_the_sidecar(tmp_path: Path) -> None:

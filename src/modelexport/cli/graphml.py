@@ -91,6 +91,6 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
 
 
 def _checked(checked: ImportCheck) -> Iterator[RenderableType]:
-    yield line(f"checker: {checked.checker or 'no complaint'}", 2)
+    yield line(f"checker: {' '.join((checked.checker or 'no complaint').split())}", 2)
     yield line(f"topology: {'as recorded' if checked.same_topology else 'not the one that was recorded'}", 2)
     yield line(f"ONNX Runtime: {checked.runtime or 'not installed'}", 2)

@@ -70,7 +70,7 @@ def show(parts: Iterable[RenderableType], output_file: Path | None = None) -> No
     page = Console(file=text, highlight=False, width=WIDTH_WHEN_PIPED, color_system=None)
     for part in parts:
         page.print(part)
-    emit(re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE).encode(), output_file)
+    emit(re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE).encode("utf-8", "backslashreplace"), output_file)
 
 
 def emit(data: bytes, output_file: Path | None = None) -> None:

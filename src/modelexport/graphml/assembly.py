@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -12,19 +13,20 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from modelexport.errors import FormatError
-from modelexport.graph import StoredNodes, flatten, function_key, nested_graphs
+from modelexport.graph import StoredNodes, flatten, nested_graphs
 from modelexport.graphml.dialect import INITIALIZER, SPARSE
-from modelexport.graphml.parts import Checked, End, Part, Parts
+from modelexport.graphml.parts import Checked, End, Part, Parts, check_part
 from modelexport.graphml.read import exact_bytes
 from modelexport.graphml.tensors import EXTERNAL, Piece, Values, chunks, joined, tensors_in
 from modelexport.graphml.views import plain
-from modelexport.graphml.wiring import Wiring, body_scope, structure_digest
+from modelexport.graphml.wiring import Wiring, body_scope, function_scope, structure_digest
 from modelexport.tagged import wire
 from modelexport.tagged.files import external_location
+from modelexport.tagged.weights import declared_place
 
 _GRAPH = 7
 _NODE, _INITIALIZER, _SPARSE = 1, 5, 15
-_BODY = re.compile(r"(\d{1,9})/(.*)", re.DOTALL)
+_BODY = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 
 class ExternalValues(NamedTuple):
@@ -44,14 +46,15 @@ class Assembly:
         self.rank = {order: place for place, order in enumerate(self.orders)}
         self.external: list[ExternalValues] = []
         self.frame = exact_bytes(parts.card)
+        check_part(self.frame, parts.card)
         try:
             frame = onnx.ModelProto.FromString(self.frame)
         except DecodeError as error:
             raise FormatError(
                 f"the model in {parts.path} is damaged", hint="write it again with export-graphml"
             ) from error
-        self._functions = {plain(function_key(f.domain, f.name)): f for f in frame.functions}
-        self._nested: dict[int, dict[str, list[int | End]]] = {}
+        self._functions = {function_scope(place): function for place, function in enumerate(frame.functions)}
+        self._nested: dict[int, dict[int, list[int | End]]] = {}
         self._in_functions: dict[str, list[int]] = {}
         main = self._sort_by_graph()
         messages = self._completed()
@@ -89,7 +92,7 @@ class Assembly:
                 f"{part.place} belongs to the graph {part.scope!r}, which is not there",
                 hint="the node that it was a part of is missing",
             )
-        self._nested.setdefault(int(found[1]), {}).setdefault(found[2], []).append(member)
+        self._nested.setdefault(int(found[1]), {}).setdefault(int(found[2]), []).append(member)
 
     def _completed(self) -> dict[int, bytes]:
         """The operators with the values and bodies that they lack, inner ones first."""
@@ -101,11 +104,11 @@ class Assembly:
                 messages[order] = part.message
                 continue
             node = onnx.NodeProto.FromString(self._in_memory(part, onnx.NodeProto()))
-            graphs = {plain(label): graph for label, graph in nested_graphs(node.attribute)}
-            for label, members in (bodies or {}).items():
-                if label not in graphs:
-                    raise FormatError(f"{part.place} has no body {label!r}", hint="write it again with export-graphml")
-                self._fill(graphs[label], members, messages)
+            graphs = [graph for _, graph in nested_graphs(node.attribute)]
+            for place, members in (bodies or {}).items():
+                if place >= len(graphs):
+                    raise FormatError(f"{part.place} has no body {place}", hint="write it again with export-graphml")
+                self._fill(graphs[place], members, messages)
             messages[order] = node.SerializeToString()
         return messages
 
@@ -159,12 +162,15 @@ class Assembly:
         outside = inside.pop(EXTERNAL, None)
         if outside is not None:
             location = external_location(tensor)
-            told = {entry.key: entry.value for entry in tensor.external_data}
-            offset, length = told.get("offset", "0"), told.get("length", str(len(outside)))
-            if location is None or not (offset.isdecimal() and length == str(len(outside))):
+            if location is None:
                 raise FormatError(f"nothing says where the values of {part.place} go", hint="write it again")
+            offset, length = declared_place(tensor, location)
+            if length is not None and length != len(outside):
+                raise FormatError(
+                    f"the values of {part.place} are not as long as they should be", hint="write it again"
+                )
             assert isinstance(outside, Checked)
-            self.external.append(ExternalValues(location, int(offset), outside))
+            self.external.append(ExternalValues(PurePosixPath(location).name, offset, outside))
         return inside
 
     def pieces(self) -> list[Piece]:
@@ -238,9 +244,7 @@ class Comparison:
         self.graph = flatten(model, assembly.stored_nodes())
         self.wiring = Wiring(self.graph, model)
         first = len(self.graph.nodes)
-        known = {
-            End(t.kind, plain(t.scope), t.position): element for element, t in enumerate(self.wiring.terminals, first)
-        }
+        known = {End(t.kind, t.scope, t.position): element for element, t in enumerate(self.wiring.terminals, first)}
         self.elements: dict[int, int] = {number: assembly.rank[order] for number, order in self.parts.orders.items()}
         places = _weight_ranks(self.parts)
         for number, end in self.parts.ends.items():
@@ -252,15 +256,17 @@ class Comparison:
 
     def scope(self, told: str) -> str:
         """The graph that a scope of the picture means, now that some operators may be gone."""
-        found = None if told in self.graph.functions else _BODY.fullmatch(told)
+        found = _BODY.fullmatch(told)
         if found is None or int(found[1]) not in self.assembly.rank:
             return told
-        return body_scope(self.assembly.rank[int(found[1])], found[2])
+        return body_scope(self.assembly.rank[int(found[1])], int(found[2]))
 
     def is_unchanged(self) -> bool:
         """Whether the picture has the structure that it was written with."""
         parts = self.parts
         if parts.added or any(part.edits for part in parts.operators.values()):
+            return False
+        if len(parts.weights) != parts.parameters.weights:
             return False
         if len(parts.orders) + len(parts.ends) != len(self.graph.nodes) + len(self.wiring.terminals):
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from modelexport.errors import first_line
 from modelexport.graphml.rebuild import Imported
 from modelexport.graphml.wiring import structure_digest
 from modelexport.tagged.model import load
+
+_MOST_BYTES = 256 << 20
 
 
 class ImportCheck(msgspec.Struct, frozen=True):
@@ -49,10 +52,10 @@ def _run(path: Path) -> tuple[bool, str]:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a kind for each of its states
         return False, f"refuses the model: {first_line(error)}"
-    feeds = {value.name: _zeros(value) for value in session.get_inputs()}
-    if any(value is None for value in feeds.values()):
-        return True, "loads the model; inputs that are no plain tensors were not made up for a run"
     try:
+        feeds = {value.name: _zeros(value) for value in session.get_inputs()}
+        if any(value is None for value in feeds.values()):
+            return True, "loads the model; inputs that are no plain tensors, or huge, were not made up for a run"
         session.run(None, feeds)
     except Exception as error:
         return True, f"loads the model; it does not take zeros as inputs: {first_line(error)}"
@@ -69,4 +72,4 @@ def _zeros(value: Any) -> np.ndarray | None:
         kind = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name.upper()))
     except (ValueError, KeyError):
         return None
-    return np.zeros(shape, kind)
+    return np.zeros(shape, kind) if math.prod(shape) * kind.itemsize <= _MOST_BYTES else None

@@ -38,6 +38,7 @@ ON_NODES = {
     "onnx": _STRING,
     "bytes": _STRING,
     "values": _STRING,
+    "check": _STRING,
     "format_version": _STRING,
     "parameters": _STRING,
     "topology": _STRING,

@@ -5,20 +5,23 @@ An edit that leaves no valid model is refused with its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 import onnx
 
-from modelexport.errors import FormatError, first_line
+from modelexport.errors import FormatError
 from modelexport.graph import flatten, function_key, nested_graphs
-from modelexport.graphml.assembly import Assembly, Comparison, in_bytes
+from modelexport.graphml.assembly import Comparison
 from modelexport.graphml.dialect import INPUT, OUTPUT
+from modelexport.graphml.retype import check, infer_types, read_by
 from modelexport.graphml.views import EditError, edited_attributes, plain
-from modelexport.graphml.wiring import Wire, body_scope, filled, scope_of
+from modelexport.graphml.wiring import Wire, body_scope, filled, function_scope, scopes_of
 
-_SMALL = 2048
 _UNDO = "undo the change, or write the GraphML again"
+_MOST_OUTPUTS = 256
+_OPTION = onnx.defs.OpSchema.FormalParameterOption
 
 Graphish = onnx.GraphProto | onnx.FunctionProto
 
@@ -31,48 +34,56 @@ def applied(comparison: Comparison) -> tuple[str, ...]:
     editor.connect()
     editor.remove_ends()
     editor.sort()
-    editor.infer_types()
+    editor.keep_output_names()
     if not editor.changes:
-        raise FormatError(f"{comparison.parts.path}: the operators are not those that were recorded", hint=_UNDO)
-    _check(editor.model, comparison.assembly)
+        raise FormatError("the operators are not those that were recorded", hint=_UNDO)
+    infer_types(editor.model, comparison.assembly, editor.changed_tensors(), editor.changed_functions())
+    check(editor.model, comparison.assembly)
     comparison.assembly.replace(editor.model)
     return tuple(editor.changes)
 
 
 class _Editor:
+    """Elements go by their numbers in the wiring; new operators by numbers behind those."""
+
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
         self._parts = comparison.parts
         self._wiring = comparison.wiring
         self.model = comparison.assembly.model(with_nodes=True)
-        self.graph = flatten(self.model)
-        self._operators = len(self.graph.nodes)
+        graph = flatten(self.model)
+        self._operators = len(graph.nodes)
         self._elements = dict(comparison.elements)
-        self._protos = dict(enumerate(self.graph.protos))
-        self._scopes = {index: plain(scope_of(self.graph, index)) for index in range(self._operators)}
+        self._protos = dict(enumerate(graph.protos))
+        scope_of = scopes_of(graph)
+        self._scopes = {index: scope_of(index) for index in range(self._operators)}
         self._graphs: dict[str, Graphish] = {"": self.model.graph}
         self._around: dict[str, str] = {}
-        for index in self.graph.bodies:
-            for label, nested in nested_graphs(self.graph.protos[index].attribute):
-                scope = plain(body_scope(index, label))
+        for index in graph.bodies:
+            for place, (_, nested) in enumerate(nested_graphs(graph.protos[index].attribute)):
+                scope = body_scope(index, place)
                 self._graphs[scope] = nested
                 self._around[scope] = self._scopes[index]
-        self._graphs |= {plain(function_key(f.domain, f.name)): f for f in self.model.functions}
+        self._functions = {function_scope(place): function for place, function in enumerate(self.model.functions)}
+        self._graphs |= self._functions
         orders = comparison.assembly.orders
-        parts = self._parts
-        self._places = {index: parts.operators[order].place for index, order in enumerate(orders)}
-        self._touched: set[int] = set()
+        self._places = {index: self._parts.operators[order].place for index, order in enumerate(orders)}
+        self._versions = {entry.domain or "ai.onnx": entry.version for entry in self.model.opset_import}
         self._names = _all_names(self.model)
+        self._node_names = {node.name for node in self._protos.values()}
+        self._touched: set[int] = set()
+        self._led_out: dict[int, tuple[str, str]] = {}
+        self._renamed: dict[str, str] = {}
         self.changes: list[str] = []
-        removed = _recorded(parts.card.told.get("operators", "")) - len(orders)
-        if removed > 0:
-            self.changes.append(f"{removed} operator{'s' if removed > 1 else ''} removed")
-        removed = parts.parameters.weights - len(parts.weights)
-        if removed > 0:
-            self.changes.append(f"{removed} weight{'s' if removed > 1 else ''} removed")
+        self._count_removed("operator", _recorded(self._parts.card.told.get("operators", "")) - len(orders))
+        self._count_removed("weight", self._parts.parameters.weights - len(self._parts.weights))
+
+    def _count_removed(self, what: str, count: int) -> None:
+        if count > 0:
+            self.changes.append(f"{count} {what}{'s' if count > 1 else ''} removed")
 
     def _refuse(self, place: str, why: str) -> FormatError:
-        return FormatError(f"{self._parts.path}: {place}: {why}", hint=_UNDO)
+        return FormatError(f"{place}: {why}", hint=_UNDO)
 
     def edit_operators(self) -> None:
         """What operators say of themselves."""
@@ -84,19 +95,33 @@ class _Editor:
         for index, order in enumerate(self._comparison.assembly.orders):
             edits = self._parts.operators[order].edits
             if edits:
-                self._say(self._protos[index], edits, self._places[index])
-                self._touched.add(index)
-                self.changes.append(f"{self._places[index]}: {', '.join(edits)} changed")
+                place = self._places[index]
+                if edits.get("name") and edits["name"] in self._node_names:
+                    raise self._refuse(place, f"another node is called {edits['name']!r} already")
+                self._say(self._protos[index], edits, place)
+                if set(edits) != {"name"}:
+                    self._touched.add(index)
+                self.changes.append(f"{place}: {', '.join(edits)} changed")
 
-    def _say(self, node: onnx.NodeProto, told: dict[str, str], place: str) -> None:
+    def _say(self, node: onnx.NodeProto, told: Mapping[str, str], place: str) -> None:
         for key, field in (("operator", "op_type"), ("domain", "domain"), ("name", "name")):
             if key in told:
                 setattr(node, field, told[key])
+        if not node.op_type:
+            raise self._refuse(place, "it does not say which operator it is")
         if "attributes" in told:
+            schema = self._schema(node)
+            kinds = _kinds(schema)
             try:
-                edited_attributes(node, told["attributes"])
+                edited_attributes(node, told["attributes"], kinds)
             except EditError as error:
                 raise self._refuse(place, str(error)) from error
+
+    def _schema(self, node: onnx.NodeProto) -> onnx.defs.OpSchema | None:
+        version = self._versions.get(node.domain or "ai.onnx", 0)
+        if not version or not onnx.defs.has(node.op_type, version, node.domain):
+            return None
+        return onnx.defs.get_schema(node.op_type, version, node.domain)
 
     def add_operators(self) -> None:
         """Nodes that were drawn and say which operator they are."""
@@ -107,6 +132,8 @@ class _Editor:
             element = self._operators + len(self._wiring.terminals) + len(self._protos)
             node = onnx.NodeProto()
             self._say(node, drawn.told, drawn.place)
+            node.name = _unused(node.name, self._node_names) if node.name else ""
+            self._node_names.add(node.name)
             self._protos[element] = node
             self._scopes[element] = scope
             self._places[element] = drawn.place
@@ -118,15 +145,16 @@ class _Editor:
         """Inputs as the edges say."""
         drawn: dict[int, list[Wire]] = {}
         edges = self._parts.edges
+        notes: dict[int, set[str]] = {}
         for source, output, target, slot in zip(edges.sources, edges.outputs, edges.targets, edges.slots, strict=True):
-            ends = [self._elements.get(number) for number in (source, target)]
-            for number, end in zip((source, target), ends, strict=True):
-                if end is None:
-                    where = self._parts.places.get(number, "a node")
-                    raise self._refuse(where, "an edge ends here, but it is no operator, input, output or weight")
-            assert ends[0] is not None
-            assert ends[1] is not None
-            drawn.setdefault(ends[1], []).append(Wire(ends[0], output, ends[1], slot))
+            ends = self._elements.get(source), self._elements.get(target)
+            if source in self._parts.notes or target in self._parts.notes:
+                self._note_edge(notes, source, target)
+            elif ends[0] is None or ends[1] is None:
+                where = self._parts.places.get(source if ends[0] is None else target, "a node")
+                raise self._refuse(where, "an edge ends here, but it is no operator, input, output or weight")
+            else:
+                drawn.setdefault(ends[1], []).append(Wire(ends[0], output, ends[1], slot))
         expected: dict[int, list[Wire]] = {}
         for wire in self._wiring.wires():
             expected.setdefault(wire.target, []).append(wire)
@@ -139,6 +167,15 @@ class _Editor:
             else:
                 name = plain(self._wiring.terminal(target).name)
                 raise self._refuse(name, "an edge leads into it, but it takes nothing")
+
+    def _note_edge(self, notes: dict[int, set[str]], source: int, target: int) -> None:
+        """A line to a note means nothing; but what has lines in and out is meant to be an operator."""
+        for number, side, other in ((source, "out", target), (target, "in", source)):
+            if number in self._parts.notes and other in self._elements:
+                notes.setdefault(number, set()).add(side)
+                if len(notes[number]) == 2:
+                    where = self._parts.places.get(number, "a node")
+                    raise self._refuse(where, "edges lead in and out, but its property `operator` is empty")
 
     def _targets(self, expected: dict[int, list[Wire]], drawn: dict[int, list[Wire]]) -> list[int]:
         """What takes something else than it did, or has lost what it took."""
@@ -154,13 +191,12 @@ class _Editor:
     def _reconnect(self, target: int, drawn: list[Wire]) -> None:
         node, place = self._protos[target], self._places[target]
         old = list(node.input)
-        before = set(filled(old))
         names = [""] * len(old)
         taken: set[int] = set()
         for wire in sorted(drawn, key=lambda wire: wire.slot < 0):
             slot = wire.slot
             if slot < 0:
-                slot = next((free for free in range(len(names)) if not names[free] and free not in taken), len(names))
+                slot = next((free for free in range(len(names)) if free not in taken), len(names))
             if slot in taken:
                 raise self._refuse(place, f"two edges lead into its input {slot}")
             if slot > len(names) + len(drawn):
@@ -168,38 +204,46 @@ class _Editor:
             names += [""] * (slot + 1 - len(names))
             names[slot] = self._tensor(wire, target)
             taken.add(slot)
-        for slot in sorted(before - taken):
-            if self._is_required(node, slot):
-                raise self._refuse(place, f"nothing leads into its input {slot} any more, and {node.op_type} needs it")
-        while names and not names[-1]:
-            names.pop()
+        names = self._without_gaps(node, names, sorted(set(filled(old)) - taken), place)
         del node.input[:]
         node.input.extend(names)
         self._touched.add(target)
         if target < self._operators:
             self.changes.append(f"{place}: reads {_listed(names)} instead of {_listed(old)}")
 
-    def _is_required(self, node: onnx.NodeProto, slot: int) -> bool:
-        versions = {entry.domain: entry.version for entry in self.model.opset_import}
-        version = versions.get(node.domain, versions.get("ai.onnx", 0) if not node.domain else 0)
-        if not version or not onnx.defs.has(node.op_type, version, node.domain):
-            return False
-        formal = onnx.defs.get_schema(node.op_type, version, node.domain).inputs
-        return slot < len(formal) and formal[slot].option == onnx.defs.OpSchema.FormalParameterOption.Single
+    def _without_gaps(self, node: onnx.NodeProto, names: list[str], lost: list[int], place: str) -> list[str]:
+        """Inputs that were lost: refused where the operator needs them, closed up where it takes any number."""
+        schema = self._schema(node)
+        formal = [] if schema is None else schema.inputs
+        for slot in lost:
+            if slot < len(formal) and formal[slot].option == _OPTION.Single:
+                raise self._refuse(place, f"nothing leads into its input {slot} any more, and {node.op_type} needs it")
+        if formal and formal[-1].option == _OPTION.Variadic:
+            first = len(formal) - 1
+            names = [*names[:first], *filter(None, names[first:])]
+        while names and not names[-1]:
+            names.pop()
+        return names
 
     def _tensor(self, wire: Wire, target: int) -> str:
         """The name of the tensor that an edge stands for."""
-        scope = self._scopes[target] if target in self._scopes else plain(self._wiring.terminal(target).scope)
+        scope = self._scopes[target] if target in self._scopes else self._wiring.terminal(target).scope
         if wire.source not in self._protos:
             terminal = self._wiring.terminal(wire.source)
+            place = f"{terminal.kind} {plain(terminal.name)!r}"
             if terminal.kind == OUTPUT:
-                raise self._refuse(f"output {plain(terminal.name)!r}", "an edge comes from it, but it gives nothing")
-            self._check_visible(plain(terminal.scope), scope, plain(terminal.name))
-            return str(terminal.name)
-        node, place = self._protos[wire.source], self._places[wire.source]
-        self._check_visible(self._scopes[wire.source], scope, place)
+                raise self._refuse(place, "an edge comes from it, but it gives nothing")
+            name, home = terminal.name, terminal.scope
+        else:
+            place, home = self._places[wire.source], self._scopes[wire.source]
+            name = self._output(wire, place)
+        self._check_visible(name, home, scope, place)
+        return name
+
+    def _output(self, wire: Wire, place: str) -> str:
+        node = self._protos[wire.source]
         if wire.source >= self._operators:
-            return self._new_output(node, max(wire.output, 0))
+            return self._new_output(node, max(wire.output, 0), place)
         if 0 <= wire.output < len(node.output) and node.output[wire.output]:
             return str(node.output[wire.output])
         outputs = filled(node.output)
@@ -207,21 +251,24 @@ class _Editor:
             raise self._refuse(place, "an edge comes from it that does not say from which of its outputs")
         return str(node.output[outputs[0]])
 
-    def _check_visible(self, inner: str, scope: str | None, place: str) -> None:
-        while scope is not None:
-            if scope == inner:
-                return
-            scope = self._around.get(scope)
-        raise self._refuse(place, "an edge leads out of the body or function that it is in")
+    def _check_visible(self, name: str, home: str, scope: str, place: str) -> None:
+        """A body sees what is around it, unless something of its own has the same name."""
+        while scope != home:
+            if scope not in self._around:
+                raise self._refuse(place, "an edge crosses the border of a body or function that it cannot cross")
+            if name in _defined(self._graphs[scope]):
+                raise self._refuse(place, f"an edge leads to where {plain(name)!r} is something else")
+            scope = self._around[scope]
 
-    def _new_output(self, node: onnx.NodeProto, place: int) -> str:
-        if place > 255:
-            raise self._refuse(node.op_type, f"an edge comes from its output {place}")
+    def _new_output(self, node: onnx.NodeProto, place: int, where: str) -> str:
+        """An output of a new operator; an edge that comes from elsewhere may have another place in mind."""
+        schema = self._schema(node)
+        if place >= (_MOST_OUTPUTS if schema is None else min(schema.max_output, _MOST_OUTPUTS)):
+            place = 0
+        if schema is not None and schema.max_output == 0:
+            raise self._refuse(where, "an edge comes from it, but it gives nothing")
         while len(node.output) <= place:
-            name = base = f"{node.name or node.op_type}_output_{len(node.output)}"
-            number = 1
-            while name in self._names:
-                name, number = f"{base}_{number}", number + 1
+            name = _unused(f"{node.name or node.op_type}_output_{len(node.output)}", self._names)
             self._names.add(name)
             node.output.append(name)
         return str(node.output[place])
@@ -234,15 +281,13 @@ class _Editor:
         if len(drawn) != 1:
             raise self._refuse(place, "it needs one edge that leads to it" + (", and has several" if drawn else ""))
         name = self._tensor(drawn[0], target)
-        graph = self._graphs[plain(terminal.scope)]
+        graph = self._graphs[terminal.scope]
         if isinstance(graph, onnx.FunctionProto):
             graph.output[terminal.position] = name
         else:
             graph.output[terminal.position].name = name
-            known = {value.name: value for value in (*graph.value_info, *graph.input)}
-            if name in known:
-                graph.output[terminal.position].type.CopyFrom(known[name].type)
-        self.changes.append(f"{place}: is {name!r} now")
+        self._led_out[target] = (terminal.name, name)
+        self.changes.append(f"{place}: comes from {plain(name)!r} now")
 
     def remove_ends(self) -> None:
         """Inputs and outputs whose nodes were removed."""
@@ -253,23 +298,66 @@ class _Editor:
             if element not in left and terminal.kind in (INPUT, OUTPUT)
         ]
         for terminal in sorted(gone, key=lambda terminal: -terminal.position):
-            graph = self._graphs[plain(terminal.scope)]
+            place = f"{terminal.kind} {plain(terminal.name)!r}"
+            if terminal.scope and not self._is_gone(terminal.scope):
+                raise self._refuse(place, "an input or output of a body or function cannot be removed")
+            graph = self._graphs[terminal.scope]
             del (graph.input if terminal.kind == INPUT else graph.output)[terminal.position]
-            self.changes.append(f"{terminal.kind} {plain(terminal.name)!r}: removed")
+            self.changes.append(f"{place}: removed")
+        if not self.model.graph.output and any(terminal.kind == OUTPUT and not terminal.scope for terminal in gone):
+            raise self._refuse("the model", "all its outputs are removed")
+        for scope in [scope for scope in self._functions if self._is_gone(scope)]:
+            self._remove_function(scope)
+
+    def _is_gone(self, scope: str) -> bool:
+        """Whether nothing is left of a function."""
+        left = self._elements.values()
+        ends = (e for e, t in enumerate(self._wiring.terminals, self._operators) if t.scope == scope)
+        return scope in self._functions and not self._functions[scope].node and not any(e in left for e in ends)
+
+    def _remove_function(self, scope: str) -> None:
+        key = _key(self._functions[scope])
+        for element, node in self._protos.items():
+            if function_key(node.domain, node.op_type, node.overload) == key:
+                raise self._refuse(self._places[element], f"it calls the function {plain(key)}, which is removed")
+        self.model.functions.remove(self._functions.pop(scope))
+        self.changes.append(f"function {plain(key)}: removed")
+
+    def keep_output_names(self) -> None:
+        """An output of the model keeps its name: what leads to it now is called so, what did before otherwise."""
+        main = self.model.graph
+        fixed = {value.name for value in main.input} | {tensor.name for tensor in main.initializer}
+        fixed |= {tensor.values.name for tensor in main.sparse_initializer}
+        for target, (old, new) in self._led_out.items():
+            terminal = self._wiring.terminal(target)
+            outputs = [value.name for value in main.output]
+            if terminal.scope or {old, new} & fixed or old in outputs or outputs.count(new) != 1:
+                continue
+            aside = _unused(f"{old}_before", self._names)
+            self._names.add(aside)
+            _rename(main, {old: aside, new: old})
+            self._renamed |= {old: aside, new: old}
 
     def sort(self) -> None:
         """New operators into their graphs, and every graph that changed into an order in which it can run."""
         scopes = {self._scopes[element] for element in self._touched}
+        for scope in list(scopes):
+            while scope in self._around:
+                scope = self._around[scope]
+                scopes.add(scope)
         for scope in sorted(scopes, key=self._depth, reverse=True):  # a body before the operator that it is copied with
             graph = self._graphs[scope]
-            nodes = list(graph.node) + [
+            added = [
                 node
                 for element, node in self._protos.items()
                 if element >= self._operators and self._scopes[element] == scope
             ]
-            ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self._in_order(nodes)]
-            del graph.node[:]
-            graph.node.extend(ordered)
+            nodes = [*graph.node, *added]
+            ordered = self._in_order(nodes)
+            if added or ordered is not nodes:
+                copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
+                del graph.node[:]
+                graph.node.extend(copies)
 
     def _depth(self, scope: str) -> int:
         depth = 0
@@ -280,7 +368,7 @@ class _Editor:
     def _in_order(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """An order in which every node comes after what it reads, as near to the present one as can be."""
         producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-        reads = [{producer[name] for name in _read_by(node) if name in producer} for node in nodes]
+        reads = [{producer[name] for name in read_by(node) if name in producer} for node in nodes]
         if all(earlier < index for index, sources in enumerate(reads) for earlier in sources):
             return nodes
         readers: list[list[int]] = [[] for _ in nodes]
@@ -303,78 +391,84 @@ class _Editor:
             raise self._refuse(plain(stuck.name or stuck.op_type), "it waits for its own result: the edges go round")
         return ordered
 
-    def infer_types(self) -> None:
-        """Types that were recorded of tensors behind a change may be wrong now: they are what ONNX infers, or gone."""
-        changed = {name for element in self._touched for name in self._protos[element].output if name}
-        main = self.model.graph
-        for node in main.node:
-            if not changed.isdisjoint(node.output) or not changed.isdisjoint(_read_by(node)):
-                changed.update(filter(None, node.output))
-                for _, nested in nested_graphs(node.attribute):
-                    _forget_types(nested)
-        made = {name for node in main.node for name in node.output} | {value.name for value in main.input}
-        inferred = _inferred(self.model, self._comparison.assembly, changed)
-        kept: list[onnx.ValueInfoProto] = []
-        for value in main.value_info:
-            found = inferred.get(value.name) if value.name in changed else value
-            if value.name in made and found is not None:
-                kept.append(onnx.ValueInfoProto.FromString(found.SerializeToString()))
-        del main.value_info[:]
-        main.value_info.extend(kept)
-        for value in main.output:
-            if value.name in changed and value.name in inferred:
-                value.type.CopyFrom(inferred[value.name].type)
+    def changed_tensors(self) -> set[str]:
+        """The tensors of the main graph that may be something else now, those behind them not counted."""
+        names = {new for target, (_, new) in self._led_out.items() if not self._wiring.terminal(target).scope}
+        for element in self._touched:
+            inner, scope = self._protos[element], self._scopes[element]
+            names.update(name for name in inner.output if name)
+            while scope in self._around:  # a change in a body changes what its operator gives
+                index = int(scope.partition("/")[0])
+                names.update(name for name in self._protos[index].output if name)
+                scope = self._around[scope]
+        for target in self._led_out:
+            scope = self._wiring.terminal(target).scope
+            if scope in self._around:
+                names.update(self._protos[int(scope.partition("/")[0])].output)
+        return {self._renamed.get(name, name) for name in names}
+
+    def changed_functions(self) -> set[str]:
+        """The functions that do something else now."""
+        touched = {self._scopes[element] for element in self._touched}
+        touched |= {self._wiring.terminal(target).scope for target in self._led_out}
+        for scope in list(touched):
+            while scope in self._around:
+                scope = self._around[scope]
+                touched.add(scope)
+        return {_key(function) for scope, function in self._functions.items() if scope in touched}
 
 
-def _inferred(model: onnx.ModelProto, assembly: Assembly, changed: set[str]) -> dict[str, onnx.ValueInfoProto]:
-    """What ONNX infers of these tensors."""
-    copy = _checkable(model, assembly)
-    kept = [value for value in copy.graph.value_info if value.name not in changed]
-    kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
-    del copy.graph.value_info[:]
-    copy.graph.value_info.extend(kept)
-    for value in copy.graph.output:
-        if value.name in changed:
-            value.ClearField("type")
-    try:
-        found = onnx.shape_inference.infer_shapes(copy, data_prop=True).graph
-    except Exception:  # inference raises several unrelated kinds; the check says what is wrong
-        return {}
-    return {
-        value.name: value
-        for value in (*found.value_info, *found.output)
-        if value.name in changed and _is_known(value.type)
-    }
+def _kinds(schema: Any) -> dict[str, int]:
+    """The kinds of the attributes that an operator may have."""
+    return {} if schema is None else {name: int(attribute.type) for name, attribute in schema.attributes.items()}
 
 
-def _is_known(declared: onnx.TypeProto) -> bool:
-    kind = declared.WhichOneof("value")
-    return kind is not None and (kind != "tensor_type" or declared.tensor_type.HasField("shape"))
+def _key(function: onnx.FunctionProto) -> str:
+    return function_key(function.domain, function.name, function.overload)
 
 
-def _forget_types(graph: onnx.GraphProto) -> None:
-    del graph.value_info[:]
+def _defined(graph: Graphish) -> set[str]:
+    """The names that a graph defines itself."""
+    names = {name for node in graph.node for name in node.output}
+    if isinstance(graph, onnx.FunctionProto):
+        return names | set(graph.input)
+    names |= {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    return names | {tensor.values.name for tensor in graph.sparse_initializer}
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Tensors by other names, wherever they are read."""
     for node in graph.node:
+        for field in (node.input, node.output):
+            for place, name in enumerate(field):
+                if name in names:
+                    field[place] = names[name]
         for _, nested in nested_graphs(node.attribute):
-            _forget_types(nested)
+            own = _defined(nested)
+            _rename(nested, {old: new for old, new in names.items() if old not in own})
+    for value in (*graph.value_info, *graph.output):
+        value.name = names.get(value.name, value.name)
+    for annotation in graph.quantization_annotation:
+        annotation.tensor_name = names.get(annotation.tensor_name, annotation.tensor_name)
 
 
-def _read_by(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node reads, those that its bodies take from around it included."""
-    yield from node.input
-    for _, graph in nested_graphs(node.attribute):
-        for inner in graph.node:
-            yield from _read_by(inner)
-        yield from (value.name for value in graph.output)
+def _unused(name: str, names: set[str]) -> str:
+    """The name, or one like it that nothing has."""
+    number, found = 1, name
+    while found in names:
+        found, number = f"{name}_{number}", number + 1
+    return found
 
 
 def _all_names(model: onnx.ModelProto) -> set[str]:
-    names = {tensor.name for tensor in model.graph.initializer} | {value.name for value in model.graph.input}
+    names = _defined(model.graph)
     waiting: list[Iterable[onnx.NodeProto]] = [model.graph.node, *(function.node for function in model.functions)]
     for nodes in waiting:
         for node in nodes:
             names.update(node.output)
-            waiting += [graph.node for _, graph in nested_graphs(node.attribute)]
+            for _, graph in nested_graphs(node.attribute):
+                names |= _defined(graph)
+                waiting.append(graph.node)
     return names
 
 
@@ -384,27 +478,3 @@ def _recorded(text: str) -> int:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(plain(name) or "nothing" for name in names) or "nothing"
-
-
-def _checkable(model: onnx.ModelProto, assembly: Assembly) -> onnx.ModelProto:
-    """The model with its small weights; those that are too large to look at stand in as inputs."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    known = {value.name for value in copy.graph.input}
-    del copy.graph.initializer[:]
-    for head, pieces in zip(model.graph.initializer, assembly.initializers, strict=True):
-        if sum(map(len, pieces)) <= _SMALL and not head.data_location:
-            copy.graph.initializer.add().ParseFromString(b"".join(in_bytes(pieces)))
-        elif head.name not in known:
-            copy.graph.input.append(onnx.helper.make_tensor_value_info(head.name, head.data_type, list(head.dims)))
-    return copy
-
-
-def _check(model: onnx.ModelProto, assembly: Assembly) -> None:
-    try:
-        onnx.checker.check_model(_checkable(model, assembly), full_check=True)
-    except Exception as error:  # the checker and shape inference raise several unrelated kinds
-        told = [line.strip() for line in str(error).splitlines() if line.strip()]
-        context = next((line.removeprefix("==> Context: ") for line in told if line.startswith("==> Context")), "")
-        why = first_line(error) + (f" ({context})" if context else "")
-        raise FormatError(f"the edited model is not valid: {why}", hint=_UNDO) from error

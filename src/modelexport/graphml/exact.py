@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import onnx
 from onnx import TensorProto
 
+from modelexport.errors import ArgumentError
 from modelexport.graph import Graph, nested_graphs
 from modelexport.graphml.dialect import INITIALIZER
 from modelexport.graphml.store import Store
@@ -53,7 +54,7 @@ def frame(data: wire.Buffer) -> bytes:
 def without_nodes(data: wire.Buffer, weights: Sequence[wire.Field], path: Path) -> onnx.ModelProto:
     """The model without the nodes of its main graph and without the values of its weights."""
     pieces: list[wire.Buffer] = []
-    heads: list[wire.Buffer] = [wire.initializer(split_in_file(data, field, path)[0]) for field in weights]
+    heads: list[wire.Buffer] = [wire.initializer(b"".join(wire.without_values(data, field))) for field in weights]
     for field in wire.fields(data, 0, len(data)):
         if field.number == _MODEL_GRAPH:
             kept = _without(data, field, {_GRAPH_NODE, _GRAPH_INITIALIZER})
@@ -73,16 +74,23 @@ class ExactForms:
     """Takes a model file apart."""
 
     def __init__(
-        self, path: Path, data: wire.Buffer, fields: Sequence[wire.Field], graph: Graph, proto: onnx.ModelProto
+        self,
+        path: Path,
+        data: wire.Buffer,
+        fields: Sequence[wire.Field],
+        graph: Graph,
+        proto: onnx.ModelProto,
+        targets: Container[Path],
     ) -> None:
+        self._targets = targets
         self._path = path
         self._data = data
         self._fields = fields
         self._graph = graph
         self._graphs: dict[str, onnx.GraphProto] = {"": proto.graph}
         for index in graph.bodies:
-            for label, nested in nested_graphs(graph.protos[index].attribute):
-                self._graphs[body_scope(index, label)] = nested
+            for place, (_, nested) in enumerate(nested_graphs(graph.protos[index].attribute)):
+                self._graphs[body_scope(index, place)] = nested
 
     def operator(self, index: int, store: Store) -> Exact:
         node = self._graph.protos[index]
@@ -105,8 +113,7 @@ class ExactForms:
             rest, further = split(rest)
             values |= further
         tensor = TensorProto.FromString(rest)
-        if external_location(tensor) is not None:
-            values[EXTERNAL] = external_values(tensor, self._path.parent)
+        values |= self._external(tensor)
         return Exact(rest, [("", name, found) for name, found in values.items()])
 
     def _taken_apart(
@@ -115,6 +122,7 @@ class ExactForms:
         """A message that is in memory, without the values of its tensors that the store takes."""
         taken: list[tuple[str, str, Values]] = []
         copy = None
+        own: dict[str, TensorProto] = {}
         for at, tensor in tensors_in(message):
             values = self._values(tensor, store)
             wanted = {name: found for name, found in values.items() if store.takes(name, found, weight)}
@@ -123,10 +131,10 @@ class ExactForms:
             if copy is None:
                 copy = type(message)()
                 copy.CopyFrom(message)
-            own = dict(tensors_in(copy))[at]
+                own = dict(tensors_in(copy))
             for name, found in wanted.items():
                 if name != EXTERNAL:
-                    own.ClearField(name)
+                    own[at].ClearField(name)
                 taken.append((at, name, found))
         return Exact((message if copy is None else copy).SerializeToString(), taken)
 
@@ -134,9 +142,16 @@ class ExactForms:
         values: dict[str, Values] = {}
         if store.takes_all:
             values = split(tensor.SerializeToString())[1]
-        if external_location(tensor) is not None:
-            values[EXTERNAL] = external_values(tensor, self._path.parent)
-        return values
+        return values | self._external(tensor)
+
+    def _external(self, tensor: TensorProto) -> dict[str, Values]:
+        """The values that lie in a data file of the model, which must not be written over."""
+        if external_location(tensor) is None:
+            return {}
+        values = external_values(tensor, self._path.parent)
+        if values.path.resolve() in self._targets:
+            raise ArgumentError(f"{values.path} holds weights of the model itself", hint="choose another output")
+        return {EXTERNAL: values}
 
 
 def _without_bodies(node: onnx.NodeProto) -> onnx.NodeProto:

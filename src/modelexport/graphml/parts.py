@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,9 +15,9 @@ from google.protobuf.message import DecodeError
 from modelexport.errors import FileError, FormatError
 from modelexport.graphml.dialect import BODY, FUNCTION, MODEL, MODES, MODULE, OPERATOR, SPARSE, TERMINALS, WEIGHTS
 from modelexport.graphml.read import Document, NodeData, exact_bytes, place
-from modelexport.graphml.store import Stored
+from modelexport.graphml.store import Stored, part_check
 from modelexport.graphml.tensors import FIELDS, Span
-from modelexport.graphml.views import attributes_text, plain
+from modelexport.graphml.views import attributes_text, plain, says_the_same
 from modelexport.tagged.files import is_file
 
 _WRITE_AGAIN = "write it again with export-graphml"
@@ -89,7 +90,7 @@ class Parts:
     """Operators by their order, weights by graph and position, and what an editor added.
 
     Nodes go by their numbers: `orders` has those of operators, `ends` those of inputs, outputs and weights, `added`
-    new operators, and `places` says how to find any of the others.
+    new operators, `notes` nodes that say nothing of ours, and `places` tells how to find any of the others.
     """
 
     def __init__(self, document: Document) -> None:
@@ -103,10 +104,13 @@ class Parts:
         self.places: dict[int, str] = {}
         self.told_names: dict[int, str] = {}
         self._around: dict[int, tuple[int, str | None]] = {}
+        self._parents = array("q")
+        self.notes: set[int] = set()
         self.card = NodeData("", {}, [])
         for number, node in document.nodes():
             self._take(number, node)
         self.edges = document.edges
+        self._check_scopes()
         if "onnx" not in self.card.told:
             raise FormatError(
                 f"{self.path} holds no model", hint="the node that describes the model is missing; " + _WRITE_AGAIN
@@ -128,18 +132,41 @@ class Parts:
             self.card = node
         elif node.told.get("operator") and kind not in _GROUPS:
             self.added[number] = node
-        if kind not in TERMINALS and number not in self.orders:
+        if number in self.orders:
+            self._parents.extend((number, node.parent))
+        elif kind not in TERMINALS:
+            if not kind and number not in self.added:
+                self.notes.add(number)
             self.places[number] = node.place
             self._around[number] = (node.parent, node.told.get("scope", "") if kind in (BODY, FUNCTION) else None)
 
     def scope_around(self, number: int) -> str:
         """The graph that a new operator was drawn in."""
-        number = self.added[number].parent
+        return self._scope(self.added[number].parent)
+
+    def _scope(self, number: int) -> str:
+        """The graph that what lies directly in a node belongs to."""
         while number >= 0:
+            if number in self.orders:
+                return self.operators[self.orders[number]].scope
             number, scope = self._around.get(number, (-1, None))
             if scope is not None:
                 return scope
         return ""
+
+    def _check_scopes(self) -> None:
+        """An operator cannot be dragged into another graph: its edges would not follow."""
+        known: dict[int, str] = {}
+        for row in range(0, len(self._parents), 2):
+            number, parent = self._parents[row], self._parents[row + 1]
+            if parent not in known:
+                known[parent] = self._scope(parent)
+            part = self.operators[self.orders[number]]
+            if part.scope != known[parent]:
+                raise FormatError(
+                    f"{self.path}: {part.place} was moved into or out of a body or function",
+                    hint="move it back; a new node there can do its work",
+                )
 
     def _take_operator(self, number: int, node: NodeData) -> None:
         order = _number(node, "execution_order")
@@ -158,9 +185,9 @@ class Parts:
             "name": plain(proto.name),
             "attributes": attributes_text(proto.attribute),
         }
-        changed = {
-            name: node.told[name] for name in _READ_BACK if node.told.get(name, told[name]) not in ("", told[name])
-        }
+        changed = {name: node.told.get(name, "") for name in _READ_BACK if node.told.get(name, "") != told[name]}
+        if "attributes" in changed and says_the_same(changed["attributes"], proto, complete=not part.stored):
+            del changed["attributes"]
         if changed:
             part.edits = changed
         self.operators[order] = part
@@ -188,13 +215,20 @@ class Parts:
 
 def _part(kind: str, message: bytes, node: NodeData) -> Part:
     told = node.told
+    check_part(message, node)
     return Part(kind, message, node.identity, told.get("scope", ""), told.get("values", ""), tuple(node.embedded))
+
+
+def check_part(message: bytes, node: NodeData) -> None:
+    """Whether the exact form of a part is the one that was written, and so is what it says of its values."""
+    if node.told.get("check", "") != part_check(message, node.told.get("values", "")):
+        raise FormatError(f"the exact form of {node.place} is damaged", hint=_WRITE_AGAIN)
 
 
 def _parameters(path: Path, card: NodeData) -> Parameters:
     try:
         parameters = msgspec.json.decode(card.told.get("parameters", ""), type=Parameters)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise FormatError(f"{path} does not say where its weights are", hint=_WRITE_AGAIN) from error
     if parameters.mode not in MODES:
         raise FormatError(f"{path}: there is no parameter mode {parameters.mode!r}", hint=_WRITE_AGAIN)
@@ -227,7 +261,7 @@ class _Loader:
     def values(self, part: Part) -> list[tuple[str, str, Checked]]:
         try:
             stored = msgspec.json.decode(part.stored, type=list[Stored])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise FormatError(f"what is said of the values of {part.place} is damaged", hint=_WRITE_AGAIN) from error
         found = []
         if self._parameters.mode == "embedded" and len(part.embedded) != len(stored):
@@ -260,13 +294,13 @@ class _Loader:
 
     def _size(self, name: str) -> int:
         """The size of a file beside the GraphML; one that lies elsewhere is refused."""
-        inside = PurePosixPath(name)
-        if len(inside.parts) != 1 or inside.is_absolute() or name in ("..", ".") or "\\" in name or "\0" in name:
+        path = self._folder / name
+        outside = Path(name).name != name or name in ("", ".", "..") or "\0" in name
+        if outside or (is_file(path) and path.resolve().parent != self._folder.resolve()):
             raise FormatError(
                 f"the data file {name!r} lies outside the GraphML's folder",
                 hint="only data files beside the GraphML are followed",
             )
-        path = self._folder / name
         if not is_file(path):
             raise FileError(f"the data file {path} is missing", hint="keep it beside the GraphML")
         return path.stat().st_size

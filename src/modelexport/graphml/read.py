@@ -19,6 +19,7 @@ from lxml import etree
 from modelexport.errors import FileError, FormatError
 from modelexport.graphml.dialect import FORMAT_VERSION, GRAPHML, ON_EDGES, ON_GRAPH, ON_NODES
 from modelexport.graphml.tensors import Span
+from modelexport.tagged.files import check_ordinary
 
 _CHUNK = 1 << 16
 _NODE, _EDGE, _GRAPH, _DATA, _KEY = (f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "graph", "data", "key"))
@@ -65,6 +66,7 @@ class Document:
             load_dtd=False,
             huge_tree=True,  # large weights, deep trees; without a document type nothing can grow
         )
+        check_ordinary(self.path)
         try:
             with self.path.open("rb") as file:
                 while chunk := file.read(_CHUNK):
@@ -197,6 +199,8 @@ class _Target:
             self._bytes = None
             return
         text = "".join(self._text)
+        if not text.strip():  # editors write keys without a value
+            return
         if name == "format_version":
             _check_version(text)
         if scope == "node":
@@ -256,9 +260,13 @@ class _Base64:
 
     def _decode(self, text: str) -> None:
         try:
-            self._file.write(base64.b64decode(text, validate=True))
+            values = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
             raise FormatError("embedded values are no base64") from error
+        try:
+            self._file.write(values)
+        except OSError as error:
+            raise FileError(f"cannot write the values: {error.strerror}", hint="free some space") from error
 
     def finish(self) -> list[tuple[int, int]]:
         if self._left:

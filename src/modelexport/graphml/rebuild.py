@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from modelexport.collector import collector_paused
-from modelexport.errors import FileError
+from modelexport.errors import ArgumentError, FileError, FormatError
+from modelexport.graph import flatten
 from modelexport.graphml.assembly import Assembly, Comparison, ExternalValues, in_bytes
 from modelexport.graphml.edits import applied
 from modelexport.graphml.parts import Parts
@@ -17,6 +20,8 @@ from modelexport.graphml.read import Document
 from modelexport.graphml.tensors import Span
 from modelexport.tagged.files import StrPath, as_path, is_file
 from modelexport.tagged.staging import Staging, check_target, staging
+
+_MOST_GAPS, _LARGE = 16, 64 << 20
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -38,22 +43,43 @@ def import_onnx(graphml: StrPath, output_path: StrPath) -> Imported:
     """
     source, target = as_path(graphml), check_target(output_path)
     with ExitStack() as stack:
+        stack.enter_context(_naming(source))
         stack.enter_context(collector_paused())
         stage = stack.enter_context(staging(target.parent))
         with (stage.work / "spool").open("wb") as spool:
             parts = Parts(Document(source, spool, stage.work / "spool"))
+        beside = source.parent.resolve() == target.parent.resolve()
+        if beside and target.name in (source.name, parts.parameters.file):
+            raise ArgumentError(f"{target} is what is read", hint="choose another output")
         assembly = Assembly(parts)
-        comparison = Comparison(assembly)
-        edits: tuple[str, ...] = ()
-        if not comparison.is_unchanged():
-            edits = applied(comparison)
-        nodes = len(comparison.graph.nodes)
-        del comparison
+        nodes, edits = _compared(assembly)
         stage.write("model", in_bytes(assembly.pieces()))
         data = _restore_data(stage, target, assembly.external)
         stage.place(stage.work / "model", target.name)
         stage.commit()
     return Imported(target, data, nodes, edits, parts.card.told.get("topology", ""))
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Whatever is wrong with the file, say which file it is."""
+    try:
+        yield
+    except FormatError as error:
+        if str(path) in error.message:
+            raise
+        raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
+    except DecodeError as error:
+        raise FormatError(f"{path}: its parts make no model", hint="write it again with export-graphml") from error
+
+
+def _compared(assembly: Assembly) -> tuple[int, tuple[str, ...]]:
+    """The number of operators, and what was edited; the edits are made in what is written."""
+    comparison = Comparison(assembly)
+    if comparison.is_unchanged():
+        return len(comparison.graph.nodes), ()
+    edits = applied(comparison)
+    return len(flatten(assembly.model(with_nodes=False), assembly.stored_nodes()).nodes), edits
 
 
 def _restore_data(stage: Staging, target: Path, values: list[ExternalValues]) -> tuple[Path, ...]:
@@ -69,12 +95,19 @@ def _restore_data(stage: Staging, target: Path, values: list[ExternalValues]) ->
             for value in found:
                 _check_present(path, value)
             continue
+        end = max(value.offset + len(value.values) for value in found)
+        if end > _MOST_GAPS * sum(len(value.values) for value in found) + _LARGE:
+            raise FormatError(
+                f"the weights would go to the end of a file {name} of {end:,} bytes, nearly all of them nothing",
+                hint="copy the model's own data file beside the output first",
+            )
         staged = stage.work / f"data-{number}"
         with staged.open("wb") as file:
             for value in found:
                 file.seek(value.offset)
                 for piece in value.values.chunks():
                     file.write(piece)
+            file.truncate(end)
         stage.place(staged, name)
     return tuple(target.parent / name for name in by_file)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from modelexport.graph import Graph
 from modelexport.graphml.dialect import BODY, FUNCTION, MODULE, OPERATOR, WEIGHTS
-from modelexport.graphml.wiring import Wiring, body_scope, scope_of
+from modelexport.graphml.wiring import Wiring, body_scope, function_scope, scopes_of
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.sidecar import ModuleRecord
 
@@ -48,21 +48,19 @@ class Scene:
         graph = wiring.graph
         self.parents = array("i", bytes(4 * (len(graph.nodes) + len(wiring.terminals))))
         self._modules: dict[tuple[int, str], int] = {}
-        self._scopes: dict[str, int] = {"": SHEET}
+        self._scopes: dict[str, int] = {"": SHEET}  # the group of each graph
         self._bases: dict[str, str] = {}
         self.operator_groups: dict[int, int] = {}
         self._place_operators(graph)
-        drawn = {name for _, name in self._modules}
-        for path in modules:
-            if path not in drawn:
-                self._module(SHEET, path, "")
+        self._place_silent_modules(modules)
         self._place_terminals()
 
     def _place_operators(self, graph: Graph) -> None:
-        for key in graph.functions:
-            self._scopes[key] = self._add_group(FUNCTION, key, SHEET)
+        scopes = scopes_of(graph)
+        for place, key in enumerate(graph.functions):
+            self._scopes[function_scope(place)] = self._add_group(FUNCTION, key, SHEET)
         for index in range(len(graph.nodes)):
-            scope = scope_of(graph, index)
+            scope = scopes(index)
             base = self._scopes[scope]
             tag = self.tags[index]
             if tag is None or graph.nodes[index].function:
@@ -73,12 +71,21 @@ class Scene:
             if index in graph.bodies:
                 self._open_bodies(graph, index, "" if tag is None else tag.hierarchy_module)
 
+    def _place_silent_modules(self, modules: Mapping[str, ModuleRecord]) -> None:
+        """Those that left no nodes, each where the module above it is."""
+        drawn = {path: base for base, path in reversed(self._modules)}
+        for path in modules:
+            if path not in drawn:
+                base = drawn.get(path.rpartition(".")[0], SHEET)
+                self._module(base, path, None)
+                drawn[path] = base
+
     def _open_bodies(self, graph: Graph, index: int, path: str) -> None:
         self.groups[self.parents[index]].members.pop()  # the operator is drawn as a group instead
         own = self._add_group(OPERATOR, "", self.parents[index], index)
         self.operator_groups[index] = own
-        for body in graph.bodies[index]:
-            scope = body_scope(index, body.label)
+        for place, body in enumerate(graph.bodies[index]):
+            scope = body_scope(index, place)
             self._scopes[scope] = self._add_group(BODY, body.label, own)
             self._bases[scope] = path
 
@@ -89,13 +96,16 @@ class Scene:
         """
         if base != SHEET and (path == above or (above and not path.startswith(f"{above}."))):
             return base
-        known = self._modules.get((base, path))
-        if known is None:
-            parent = base
-            if path:
-                parent = self._module(base, path.rpartition(".")[0], above)
-            known = self._modules[base, path] = self._add_group(MODULE, path, parent)
-        return known
+        missing = []
+        while (base, path) not in self._modules and (base == SHEET or path != above):
+            missing.append(path)
+            if not path:
+                break
+            path = path.rpartition(".")[0]
+        group = self._modules.get((base, path), base)
+        for path in reversed(missing):
+            group = self._modules[base, path] = self._add_group(MODULE, path, group)
+        return group
 
     def _add_group(self, kind: str, name: str, parent: int, element: int = -1) -> int:
         number = len(self.groups)
@@ -122,10 +132,10 @@ class Scene:
                 group = shared.get(element, group)
             self._put(element, group)
 
-    def scope_of_group(self, number: int) -> str:
-        """The graph that a body or function is."""
-        group = self.groups[number]
-        return group.name if group.kind == FUNCTION else body_scope(self.groups[group.parent].element, group.name)
+    @property
+    def scopes(self) -> dict[int, str]:
+        """The graphs that groups are: bodies and functions."""
+        return {group: scope for scope, group in self._scopes.items()}
 
     def _common(self, first: int, second: int) -> int:
         """The innermost group that both lie in."""

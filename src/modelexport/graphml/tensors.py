@@ -76,7 +76,7 @@ def tensors_in(message: object) -> Iterator[tuple[str, TensorProto]]:
         yield "indices", message.indices
     elif isinstance(message, onnx.NodeProto):
         for place, attribute in enumerate(message.attribute):
-            if attribute.type in _HOLD_TENSORS:
+            if attribute.type in _HOLD_TENSORS or not attribute.type:
                 for at, tensor in _attribute_tensors(attribute):
                     yield f"attribute.{place}.{at}", tensor
 
@@ -124,11 +124,18 @@ def split(data: bytes) -> tuple[bytes, dict[str, Values]]:
 
 
 def split_in_file(data: wire.Buffer, field: wire.Field, path: Path) -> tuple[bytes, dict[str, Values]]:
-    """A tensor of a model file without its raw values, and these as a stretch of that file."""
-    inside = list(wire.fields(data, field.body, field.end))
-    raw = [part for part in inside if part.number == _PLAIN_NUMBERS["raw_data"]]
-    rest = b"".join(data[part.start : part.end] for part in inside if part not in raw)
-    return rest, {"raw_data": Span(path, raw[-1].body, raw[-1].end - raw[-1].body)} if raw else {}
+    """A tensor of a model file without the values that are raw bytes there, and these as stretches of that file."""
+    kept: list[wire.Buffer] = []
+    values: dict[str, Values] = {}
+    for part in wire.fields(data, field.body, field.end):
+        name = _PLAIN_FIELDS.get(part.number)
+        if name is None or (name in values and name != "raw_data"):  # in several pieces, which nobody does
+            kept.append(data[part.start : part.end])
+        else:
+            values[name] = Span(path, part.body, part.end - part.body)
+    if any(wire_part.number in _PLAIN_FIELDS for wire_part in wire.fields(b"".join(kept), 0, sum(map(len, kept)))):
+        return bytes(data[field.body : field.end]), {}
+    return b"".join(kept), values
 
 
 def external_values(tensor: TensorProto, folder: Path) -> Span:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -138,47 +138,76 @@ class EditError(ValueError):
     """A readable form was changed to something that it cannot stand for."""
 
 
-def edited_attributes(node: onnx.NodeProto, text: str) -> None:
-    """Give a node the attributes that the text says; what it says unchanged stays exactly what it was."""
+def says_the_same(text: str, node: onnx.NodeProto, *, complete: bool) -> bool:
+    """Whether a text says what the attributes are; of tensors that lack their values it is taken to."""
+    try:
+        said = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    known = {plain(attribute.name): attribute for attribute in node.attribute}
+    return said.keys() == known.keys() and all(
+        readable(known[name]) == value or (not complete and known[name].type not in _SINGLE.keys() | _SEVERAL.keys())
+        for name, value in said.items()
+    )
+
+
+def edited_attributes(node: onnx.NodeProto, text: str, schema_kinds: Mapping[str, int]) -> None:
+    """Give a node the attributes that the text says; what it says unchanged stays exactly what it was.
+
+    `schema_kinds` are the kinds of the attributes that the operator may have, as far as they are known.
+    """
     try:
         wanted: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise EditError(f"its attributes are no JSON object ({error})") from error
-    known = {plain(attribute.name): attribute for attribute in node.attribute}
-    kept: list[AttributeProto] = []
+    for place in reversed(range(len(node.attribute))):
+        attribute = node.attribute[place]
+        name = plain(attribute.name)
+        if name not in wanted:
+            del node.attribute[place]
+            continue
+        value = wanted.pop(name)
+        if readable(attribute) != value:
+            attribute.CopyFrom(_made(attribute.name, value, attribute.type))
     for name, value in wanted.items():
-        old = known.get(name)
-        if old is not None and readable(old) == value:
-            kept.append(old)
-        else:
-            kept.append(_from_value(name, value, None if old is None else old.type))
-    kept = [AttributeProto.FromString(attribute.SerializeToString()) for attribute in kept]
-    del node.attribute[:]
-    node.attribute.extend(kept)
+        node.attribute.append(_made(name, value, schema_kinds.get(name)))
 
 
-_MADE = {
-    AttributeProto.INT: int,
-    AttributeProto.FLOAT: float,
-    AttributeProto.STRING: str,
-    AttributeProto.INTS: list,
-    AttributeProto.FLOATS: list,
-    AttributeProto.STRINGS: list,
-}
-
-
-def _from_value(name: str, value: Any, kind: int | None) -> AttributeProto:
-    if kind is not None and kind not in _MADE:
-        raise EditError(f"its attribute {name} is no number or text, and cannot be edited here")
+def _made(name: str, value: Any, kind: int | None) -> AttributeProto:
+    """An attribute of this kind, or of the one that the value has."""
     try:
-        if kind == AttributeProto.FLOAT:
-            value = float(value)
-        elif kind == AttributeProto.FLOATS:
-            value = [float(item) for item in value]
+        if kind is not None:
+            value = _as_kind(value, kind)
         made: AttributeProto = onnx.helper.make_attribute(name, _as_bytes(value), attr_type=kind)
-    except (ValueError, TypeError) as error:
+    except KeyError as error:
+        raise EditError(f"its attribute {name} is no number or text, and cannot be edited here") from error
+    except (ValueError, TypeError, OverflowError, AssertionError) as error:
         raise EditError(f"its attribute {name} cannot be {value!r}") from error
     return made
+
+
+_SINGLE: dict[int, type] = {AttributeProto.INT: int, AttributeProto.FLOAT: float, AttributeProto.STRING: str}
+_SEVERAL: dict[int, type] = {AttributeProto.INTS: int, AttributeProto.FLOATS: float, AttributeProto.STRINGS: str}
+
+
+def _as_kind(value: Any, kind: int) -> Any:
+    if kind in _SEVERAL:
+        if not isinstance(value, list):
+            raise TypeError(value)
+        return [_converted(item, _SEVERAL[kind]) for item in value]
+    return _converted(value, _SINGLE[kind])
+
+
+def _converted(value: Any, kind: type) -> Any:
+    """A number or text of this kind; a float may be written as a whole number, or as the text `inf` or `nan`."""
+    if kind is float and (isinstance(value, int | float) or value in ("inf", "-inf", "nan")):
+        number = float(value)
+        if math.isfinite(number) and abs(number) > float(np.finfo(np.float32).max):
+            raise OverflowError(value)
+        return number
+    if type(value) is not kind:
+        raise TypeError(value)
+    return value
 
 
 def _as_bytes(value: Any) -> Any:

@@ -7,13 +7,14 @@ wires that are no operators (inputs, outputs and weights of every graph), the te
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 import onnx
 
-from modelexport.graph import Graph, body_prefix, nested_graphs
+from modelexport.errors import FormatError
+from modelexport.graph import Graph, as_text, body_prefix, nested_graphs
 from modelexport.graphml.dialect import INITIALIZER, INPUT, OUTPUT, SPARSE
 
 
@@ -50,15 +51,24 @@ class Wiring:
         self._add(OUTPUT, "", [(v.name, v.name) for v in main.output])
         for index, bodies in graph.bodies.items():
             node = graph.nodes[index]
-            for body, (label, nested) in zip(bodies, nested_graphs(graph.protos[index].attribute), strict=True):
-                scope = body_scope(index, label)
+            nests = nested_graphs(graph.protos[index].attribute)
+            for place, (body, (label, nested)) in enumerate(zip(bodies, nests, strict=True)):
+                scope = body_scope(index, place)
                 names = [v.name for v in nested.input]
                 self._add(INPUT, scope, list(zip(names, body.inputs, strict=True)))
                 self._add_weights(scope, body_prefix(node.key, label), nested)
                 self._add(OUTPUT, scope, list(zip((v.name for v in nested.output), body.outputs, strict=True)))
-        for (key, declared), function in zip(graph.functions.items(), proto.functions, strict=True):
-            self._add(INPUT, key, list(zip(function.input, declared.inputs, strict=True)))
-            self._add(OUTPUT, key, list(zip(function.output, declared.outputs, strict=True)))
+        if len(graph.functions) != len(proto.functions):
+            raise FormatError("two local functions have the same name", hint="ONNX allows one of each")
+        for place, (declared, function) in enumerate(zip(graph.functions.values(), proto.functions, strict=True)):
+            scope = function_scope(place)
+            self._add(INPUT, scope, list(zip(function.input, declared.inputs, strict=True)))
+            self._add(OUTPUT, scope, list(zip(function.output, declared.outputs, strict=True)))
+        self._places: dict[str, int] = {}
+        for index, node in enumerate(graph.nodes):
+            if len(node.outputs) > 1 or node.gaps:
+                places = filled(graph.protos[index].output) if node.gaps else range(len(node.outputs))
+                self._places |= zip(node.outputs, places, strict=True)
 
     def _add(self, kind: str, scope: str, named: Sequence[tuple[str, str] | None]) -> None:
         for position, names in enumerate(named):
@@ -71,7 +81,7 @@ class Wiring:
         dense = [tensor.name for tensor in graph.initializer]
         sparse = [tensor.values.name for tensor in graph.sparse_initializer]
         for kind, names in ((INITIALIZER, dense), (SPARSE, sparse)):
-            self._add(kind, scope, [(name, prefix + name if prefix else name) for name in names])
+            self._add(kind, scope, [(name, under(prefix, name)) for name in names])
 
     def terminal(self, element: int) -> Terminal:
         return self.terminals[element - len(self.graph.nodes)]
@@ -82,9 +92,7 @@ class Wiring:
         if index is None:
             element = self._sources.get(key)
             return None if element is None else (element, 0)
-        node = self.graph.nodes[index]
-        place = node.outputs.index(key)
-        return index, filled(self.graph.protos[index].output)[place] if node.gaps else place
+        return index, self._places.get(key, 0)
 
     def wires(self) -> Iterator[Wire]:
         """Every use of a tensor that something gives."""
@@ -101,15 +109,32 @@ class Wiring:
                 yield Wire(*found, element, 0)
 
 
-def body_scope(index: int, label: str) -> str:
-    """The name of the graph that is nested under this label in this operator."""
-    return f"{index}/{label}"
+def body_scope(index: int, place: int) -> str:
+    """The name of the graph that is nested in this operator at this place."""
+    return f"{index}/{place}"
 
 
-def scope_of(graph: Graph, index: int) -> str:
-    """The graph that an operator is in: empty for the main graph, else a body or a function."""
-    node = graph.nodes[index]
-    return body_scope(node.enclosing, node.body) if node.enclosing >= 0 else node.function
+def function_scope(place: int) -> str:
+    """The name of the graph that this function of the model is."""
+    return f"function/{place}"
+
+
+def scopes_of(graph: Graph) -> Callable[[int], str]:
+    """Tells the graph that an operator is in: empty for the main graph, else a body or a function."""
+    functions = {key: function_scope(place) for place, key in enumerate(graph.functions)}
+
+    def scope(index: int) -> str:
+        node = graph.nodes[index]
+        if node.enclosing >= 0:
+            return body_scope(node.enclosing, node.body)
+        return functions[node.function] if node.function else ""
+
+    return scope
+
+
+def under(prefix: str, name: str) -> str:
+    """The key of a name in a graph with this prefix."""
+    return prefix + as_text(name) if prefix else name
 
 
 def filled(names: Sequence[str]) -> list[int]:
@@ -122,7 +147,7 @@ def _weight_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def structure_digest(graph: Graph) -> str:
-    """Every operator with what it reads, makes and says, in the order of the file, and the ends of the main graph."""
+    """Every operator with what it reads, makes and says, in the order of the file, and the ends of every graph."""
     digest = hashlib.sha256()
     encode = msgspec.msgpack.Encoder().encode
     for node, proto in zip(graph.nodes, graph.protos, strict=True):
@@ -130,6 +155,9 @@ def structure_digest(graph: Graph) -> str:
         for attribute in proto.attribute:
             if attribute.type not in _GRAPHS:
                 digest.update(attribute.SerializeToString())
+    bodies = [(index, body) for index, found in graph.bodies.items() for body in found]
+    for index, body in [*bodies, *enumerate(graph.functions.values())]:
+        digest.update(encode((index, body.label, body.inputs, body.outputs, list(body.initializers), body.declared)))
     digest.update(encode((graph.inputs, graph.outputs, graph.initializers)))
     return digest.hexdigest()[:32]
 

@@ -34,13 +34,12 @@ from modelexport.graphml.dialect import (
 from modelexport.graphml.exact import Exact, ExactForms, frame, without_nodes
 from modelexport.graphml.layout import Layout, text_size
 from modelexport.graphml.scene import SHEET, Scene
-from modelexport.graphml.store import Embedded, Reference, Sidecar, Store
+from modelexport.graphml.store import Embedded, Reference, Sidecar, Store, part_check
 from modelexport.graphml.views import attributes_text, plain, shape_text, type_and_shape
-from modelexport.graphml.wiring import Wiring, scope_of, structure_digest
-from modelexport.tagged import wire
+from modelexport.graphml.wiring import Wiring, filled, scopes_of, structure_digest, under
 from modelexport.tagged.build import dtype_name
 from modelexport.tagged.codec import NodeTag
-from modelexport.tagged.files import StrPath, as_path, external_files, mapped, opsets, stored_nodes
+from modelexport.tagged.files import StrPath, as_path, mapped, opsets, stored_nodes
 from modelexport.tagged.model import TaggedModel, recorded_tags
 from modelexport.tagged.sidecar import Sidecar as HierarchySidecar
 from modelexport.tagged.staging import check_target, staging
@@ -67,24 +66,22 @@ def export_graphml(onnx: StrPath, output_path: StrPath | None = None, *, paramet
     """
     source = as_path(onnx)
     target = check_graphml(source, output_path, parameters)
-    beside = _beside(source, target)
     with ExitStack() as stack:
         stack.enter_context(collector_paused())
         data = stack.enter_context(mapped(source))
         fields = weight_fields(data, source)
         proto = without_nodes(data, fields, source)
-        if beside and parameters == "sidecar" and data_path(target).name in external_files(proto):
-            raise ArgumentError(
-                f"{data_path(target)} holds the weights of the model itself", hint="choose another output"
-            )
         stage = stack.enter_context(staging(target.parent))
         store: Store = Embedded() if parameters == "embedded" else Reference()
         apart: BinaryIO | None = None
         if parameters == "sidecar":
             apart = stack.enter_context((stage.work / "data").open("wb"))
             store = Sidecar(apart, data_path(target).name)
+        model = TaggedModel(source, proto, stored_nodes(data, source))
+        targets = {target.resolve(), data_path(target).resolve()}
+        exact = ExactForms(source, data, fields, model.graph, proto, targets)
         with (stage.work / "graphml").open("w", encoding="utf-8", newline="\n") as file:
-            writer = _Writer(TaggedModel(source, proto, stored_nodes(data)), data, fields, store, file)
+            writer = _Writer(model, exact, frame(data), store, file)
             writer.write()
         if apart is not None:
             apart.close()
@@ -102,11 +99,13 @@ def check_graphml(source: Path, output_path: StrPath | None, parameters: str) ->
     for path in (source, target):
         if plain(path.name) != path.name:
             raise ArgumentError(f"XML cannot hold the name {plain(path.name)!r}", hint="rename the file")
+    if source.resolve() in (target.resolve(), data_path(target).resolve()):
+        raise ArgumentError(f"{source} is the model itself", hint="choose another output")
     if parameters not in MODES:
         raise ArgumentError(f"there is no parameter mode {parameters!r}", hint=f"known: {', '.join(MODES)}")
-    if parameters == "reference" and not _beside(source, target):
+    if parameters == "reference" and not (_beside(source, target) and _beside(source, source.resolve())):
         raise ArgumentError(
-            f"{target} is not beside {source.name}, whose weights it would refer to",
+            f"{target} is not beside {source.name} itself, whose weights it would refer to",
             hint="write it into the model's folder, or choose sidecar or embedded",
         )
     return target
@@ -117,11 +116,10 @@ def _beside(first: Path, second: Path) -> bool:
 
 
 class _Writer:
-    def __init__(
-        self, model: TaggedModel, data: wire.Buffer, fields: Sequence[wire.Field], store: Store, file: TextIO
-    ) -> None:
+    def __init__(self, model: TaggedModel, exact: ExactForms, frame: bytes, store: Store, file: TextIO) -> None:
         self.model = model
-        self._data = data
+        self._exact = exact
+        self._frame = frame
         self._store = store
         self._file = file
         graph, proto = model.graph, model.proto
@@ -129,11 +127,12 @@ class _Writer:
         self._types = _tensor_types(model)
         self._modules = model.modules
         self.scene = Scene(self._wiring, _tags(model), self._modules)
-        self._exact = ExactForms(model.path, data, fields, graph, proto)
         self._layout = Layout(self.scene, self._label)
         self._ids: list[str] = ["n"] * len(self.scene.groups)
         self._numbers = [0] * len(self.scene.parents)
         self._operators = len(graph.nodes)
+        self._scope = scopes_of(graph)
+        self._group_scopes = self.scene.scopes
 
     def write(self) -> None:
         put = self._file.write
@@ -174,7 +173,7 @@ class _Writer:
         }
         self._file.write('<node id="n0">')
         self._told(told)
-        self._payload(Exact(frame(self._data), []))
+        self._payload(Exact(self._frame, []))
         box = (sheet.x, sheet.y - height - 40, width, height)
         self._file.write(f'<data key="nodegraphics">{yed.shape(box, MODEL, label)}</data></node>\n')
 
@@ -221,7 +220,7 @@ class _Writer:
                     "name": plain(terminal.name),
                     "type": element_type,
                     "shape": shape,
-                    "scope": plain(terminal.scope),
+                    "scope": terminal.scope,
                     "position": str(terminal.position),
                 }
             )
@@ -238,7 +237,7 @@ class _Writer:
             "domain": plain(node.domain),
             "name": plain(node.name),
             "execution_order": str(index),
-            "scope": plain(scope_of(self.model.graph, index)),
+            "scope": self._scope(index),
             "attributes": attributes_text(proto.attribute),
             "outputs": ", ".join(map(self._described, node.outputs)),
         }
@@ -276,8 +275,7 @@ class _Writer:
                 }
             self._told(told)
         else:
-            scope = plain(self.scene.scope_of_group(number))
-            self._told({"kind": group.kind, "name": plain(group.name), "scope": scope})
+            self._told({"kind": group.kind, "name": plain(group.name), "scope": self._group_scopes[number]})
         label = self._label(~number)
         boxes = self._layout.open_box(number), self._layout.closed_box(number)
         graphics = yed.group(boxes, closed, group.kind, group.depth, label, empty=not group.members)
@@ -300,13 +298,16 @@ class _Writer:
 
     def _payload(self, exact: Exact) -> None:
         put = self._file.write
+        told = ""
         put(f'<data key="n_onnx">{base64.b64encode(exact.message).decode()}</data>')
         if exact.values:
             inside = isinstance(self._store, Embedded)
             put('<data key="n_bytes">' if inside else "")
             stored = [self._store.put(at, field, values, put) for at, field, values in exact.values]
             put("</data>" if inside else "")
-            put(f'<data key="n_values">{escape(msgspec.json.encode(stored).decode())}</data>')
+            told = msgspec.json.encode(stored).decode()
+            put(f'<data key="n_values">{escape(told)}</data>')
+        put(f'<data key="n_check">{part_check(exact.message, told)}</data>')
 
     def _edges(self) -> None:
         put, scene, nodes = self._file.write, self.scene, self.model.graph.nodes
@@ -316,9 +317,9 @@ class _Writer:
                 key = self._wiring.terminal(source).key
                 name = self._wiring.terminal(source).name
             else:
-                name = self.model.graph.protos[source].output[output]
-                node = nodes[source]
-                key = name if node.enclosing < 0 and not node.function else self._key(source, output)
+                key = name = self._key(source, output)
+                if nodes[source].enclosing >= 0 or nodes[source].function:
+                    name = self.model.graph.protos[source].output[output]
             element_type, shape = self._types.get(key, ("", ""))
             told = {
                 "tensor": plain(name),
@@ -335,9 +336,8 @@ class _Writer:
 
     def _key(self, source: int, output: int) -> str:
         """The key of an operator's output, wherever the operator is."""
-        names = self.model.graph.protos[source].output
-        place = sum(1 for name in names[:output] if name)
-        return self.model.graph.nodes[source].outputs[place]
+        node = self.model.graph.nodes[source]
+        return node.outputs[filled(self.model.graph.protos[source].output).index(output) if node.gaps else output]
 
     def _identity(self, element: int) -> str:
         number = self._numbers[element]
@@ -402,19 +402,21 @@ def _tensor_types(model: TaggedModel) -> dict[str, tuple[str, str]]:
                 told = known.get(stored)
                 if told is None:
                     told = known[stored] = type_and_shape(value.type)
-                types[prefix + value.name if prefix else value.name] = told
+                types[under(prefix, value.name)] = told
         for tensor in graph.initializer:
-            types[prefix + tensor.name if prefix else tensor.name] = (
+            types[under(prefix, tensor.name)] = (
                 dtype_name(tensor.data_type),
                 shape_text(list(tensor.dims)),
             )
         for sparse in graph.sparse_initializer:
-            types[prefix + sparse.values.name if prefix else sparse.values.name] = (
+            types[under(prefix, sparse.values.name)] = (
                 f"sparse {dtype_name(sparse.values.data_type)}",
                 shape_text(list(sparse.dims)),
             )
 
     add(model.proto.graph, "")
+    for key, function in zip(model.graph.functions, model.proto.functions, strict=True):
+        types |= {under(f"{key}/", value.name): type_and_shape(value.type) for value in function.value_info}
     for index in model.graph.bodies:
         for label, nested in nested_graphs(model.graph.protos[index].attribute):
             add(nested, body_prefix(model.graph.nodes[index].key, label))

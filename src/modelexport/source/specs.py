@@ -32,7 +32,7 @@ def read_specs(path: Path) -> dict[str, InputSpec | torch.Tensor]:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, InputSpec])
     except msgspec.ValidationError as error:
         raise SourceError(f"{path} does not describe inputs: {error}", hint=_WRITE) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SourceError(f"{path} is not JSON: {error}", hint=_WRITE) from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}", hint=_WRITE) from error

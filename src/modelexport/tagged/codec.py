@@ -38,7 +38,7 @@ def decode(doc_string: str | bytes) -> NodeTag | None:
         return None
     try:
         return _decoder.decode(doc_string)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,19 +41,28 @@ def parse(
     return proto
 
 
-def stored_nodes(data: wire.Buffer) -> StoredNodes:
+def stored_nodes(data: wire.Buffer, path: Path) -> StoredNodes:
     """The nodes of the main graph of a file, parsed one by one when they are asked for."""
     begins, ends = array("q"), array("q")
     for graph in wire.graphs(data):
         for field in wire.nodes(data, graph):
             begins.append(field.body)
             ends.append(field.end)
-    return StoredNodes(len(begins), lambda place: onnx.NodeProto.FromString(bytes(data[begins[place] : ends[place]])))
+
+    def made(place: int) -> onnx.NodeProto:
+        try:
+            node: onnx.NodeProto = onnx.NodeProto.FromString(bytes(data[begins[place] : ends[place]]))
+        except DecodeError as error:
+            raise FormatError(f"{path} is not an ONNX model", hint="a node of it is damaged") from error
+        return node
+
+    return StoredNodes(len(begins), made)
 
 
 @contextmanager
 def mapped(path: Path) -> Iterator[wire.Buffer]:
     """The bytes of a file, without reading them into memory."""
+    check_ordinary(path)
     try:
         file = path.open("rb")
     except IsADirectoryError as error:
@@ -72,10 +82,22 @@ def mapped(path: Path) -> Iterator[wire.Buffer]:
                 memory.close()
 
 
+def check_ordinary(path: Path) -> None:
+    """Refuse a pipe or a device, which may never end."""
+    try:
+        kind = path.stat().st_mode
+    except (OSError, ValueError):
+        return  # opening it says what is wrong
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise FileError(f"{path} is no ordinary file", hint="name a file on disk")
+
+
 def external_location(tensor: onnx.TensorProto) -> str | None:
     """The data file that holds a tensor's values, or None; a path that climbs out of the folder is refused."""
     for entry in tensor.external_data if tensor.data_location else ():
         if entry.key == "location":
+            if not isinstance(entry.value, str):
+                raise FormatError(f"the name of the model's data file {entry.value!r} is not UTF-8")
             path = PurePosixPath(entry.value)
             if path.is_absolute() or ".." in path.parts or len(path.parts) != 1 or "\0" in entry.value:
                 raise FormatError(
@@ -121,4 +143,4 @@ def as_path(value: object) -> Path:
 
 def opsets(proto: onnx.ModelProto) -> dict[str, int]:
     """The operator sets that a model imports, by domain."""
-    return dict(sorted((entry.domain or "ai.onnx", entry.version) for entry in proto.opset_import))
+    return dict(sorted((str(entry.domain or "ai.onnx"), entry.version) for entry in proto.opset_import))

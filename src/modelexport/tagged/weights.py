@@ -139,13 +139,22 @@ def external_place(tensor: TensorProto, folder: Path) -> tuple[Path, int, int]:
     return (path, *_place(tensor, path.stat().st_size, location))
 
 
-def _place(tensor: TensorProto, size: int, location: str) -> tuple[int, int]:
+def declared_place(tensor: TensorProto, location: str) -> tuple[int, int | None]:
+    """Offset and length of a tensor's values in a data file as the model says them; no length means to its end."""
     told = {entry.key: entry.value for entry in tensor.external_data}
     try:
         offset = int(told.get("offset", 0))
-        length = int(told["length"]) if "length" in told else size - offset
+        length = int(told["length"]) if "length" in told else None
     except ValueError as error:
         raise FormatError(f"the place of {tensor.name!r} in {location} is not a number") from error
+    if not 0 <= offset < 1 << 62 or (length is not None and not 0 <= length < 1 << 62):
+        raise FormatError(f"the place of {tensor.name!r} in {location} is not in any file")
+    return offset, length
+
+
+def _place(tensor: TensorProto, size: int, location: str) -> tuple[int, int]:
+    offset, declared = declared_place(tensor, location)
+    length = size - offset if declared is None else declared
     if offset < 0 or length < 0 or offset + length > size:
         raise FormatError(f"{tensor.name!r} lies beyond the end of {location}", hint="the data file is cut short")
     return offset, length

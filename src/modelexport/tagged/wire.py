@@ -81,13 +81,14 @@ def _emptied_graph(data: Buffer, graph: Field, weights: Iterable[Field]) -> list
         if field.end - field.body <= _SMALL_TENSOR or not graph.body <= field.start < graph.end:
             continue
         parts.append(data[kept_from : field.start])
-        parts += delimited(_GRAPH_INITIALIZER, _without_values(data, field))
+        parts += delimited(_GRAPH_INITIALIZER, without_values(data, field))
         kept_from = field.end
     parts.append(data[kept_from : graph.end])
     return parts
 
 
-def _without_values(data: Buffer, tensor: Field) -> list[Buffer]:
+def without_values(data: Buffer, tensor: Field) -> list[Buffer]:
+    """A tensor without its values, in pieces."""
     pieces: list[Buffer] = []
     kept_from = tensor.body
     for number, start, _, end in _short_fields(data, tensor.body, tensor.end):
