@@ -194,3 +194,20 @@ def test_the_data_file_that_is_there_stays(tmp_path: Path) -> None:
         modelexport.import_onnx(written.graphml, tmp_path / "again.onnx")
     assert not (tmp_path / "again.onnx").exists()
     assert data.read_bytes() == bytes(len(before))
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    nodes = [onnx.helper.make_node("Relu", [f"t{n}"], [f"t{n + 1}"]) for n in range(2000)]
+    ends = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in ("t0", "t2000")]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:])).SerializeToString())
+    told: list[float] = []
+    written = modelexport.export_graphml(path, on_progress=told.append)
+    assert len(told) > 5
+    assert told == sorted(told)
+    assert told[-1] <= 1
+    told.clear()
+    modelexport.import_onnx(written.graphml, tmp_path / "b.onnx", on_progress=told.append)
+    assert len(told) > 5
+    assert told == sorted(told)
+    assert told[-1] <= 1

@@ -44,8 +44,8 @@ def export_graphml_command(onnx: Path, out: Path | None, graphml_parameters: str
     """
     target = graphml_path(onnx) if out is None else out
     check_target(target, suffix=".graphml")
-    with waiting(f"write {target.name}"):
-        files = export_graphml(onnx, target, parameters=graphml_parameters)
+    with waiting(f"write {target.name}") as tell:
+        files = export_graphml(onnx, target, parameters=graphml_parameters, on_progress=tell)
     show(written(files))
 
 
@@ -74,8 +74,8 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
     recorded, or if ONNX Runtime refuses it.
     """
     check_target(out)
-    with waiting(f"read {graphml.name}"):
-        imported = import_onnx(graphml, out)
+    with waiting(f"read {graphml.name}") as tell:
+        imported = import_onnx(graphml, out, on_progress=tell)
     show([line(f"{out}: {plural(imported.nodes, 'node')}")])
     for path in imported.data:
         show([line(f"weights in {path.name}", 2)])

@@ -47,14 +47,25 @@ def progress(verbose: bool) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """A line while something may take seconds, gone afterwards; nothing where stderr is no terminal."""
+def waiting(what: str) -> Iterator[Callable[[float], None]]:
+    """A line while something may take seconds, gone afterwards; nothing where stderr is no terminal.
+
+    It gives a function to tell how much is done, from 0 to 1.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield lambda done: None
         return
     click.echo(f"{visible(what)} ...", err=True, nl=False)
+    shown = 0
+
+    def tell(done: float) -> None:
+        nonlocal shown
+        if int(done * 100) > shown:
+            shown = int(done * 100)
+            click.echo(f"\r{visible(what)} ... {shown} %", err=True, nl=False)
+
     try:
-        yield
+        yield tell
     finally:
         click.echo("\r\x1b[K", err=True, nl=False)
 

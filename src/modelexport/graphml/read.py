@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +22,8 @@ from modelexport.graphml.tensors import Span
 from modelexport.tagged.files import check_ordinary
 
 _CHUNK = 1 << 16
+_SHARE = 0.9
+"""What reading the XML is of the whole work, about."""
 _NODE, _EDGE, _GRAPH, _DATA, _KEY = (f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "graph", "data", "key"))
 _OURS = {"graph": ON_GRAPH, "node": ON_NODES, "edge": ON_EDGES}
 _WRITE_AGAIN = "write it again with export-graphml"
@@ -51,8 +53,11 @@ def place(name: str, identity: str) -> str:
 class Document:
     """What a GraphML file says: its nodes one by one, then the edges between them."""
 
-    def __init__(self, path: Path, spool: BinaryIO, spool_path: Path) -> None:
+    def __init__(
+        self, path: Path, spool: BinaryIO, spool_path: Path, on_progress: Callable[[float], None] | None = None
+    ) -> None:
         self.path = path
+        self._on_progress = on_progress or (lambda done: None)
         self._target = _Target(spool, spool_path)
 
     def nodes(self) -> Iterator[tuple[int, NodeData]]:
@@ -68,10 +73,12 @@ class Document:
         )
         check_ordinary(self.path)
         try:
+            size = max(self.path.stat().st_size, 1)
             with self.path.open("rb") as file:
                 while chunk := file.read(_CHUNK):
                     parser.feed(chunk)
                     yield from target.taken()
+                    self._on_progress(_SHARE * file.tell() / size)
             parser.close()
             if not target.begun:
                 raise FormatError("it is empty")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -35,11 +35,14 @@ class Imported(msgspec.Struct, frozen=True):
     """What was recorded of the graph when the GraphML was written."""
 
 
-def import_onnx(graphml: StrPath, output_path: StrPath) -> Imported:
+def import_onnx(
+    graphml: StrPath, output_path: StrPath, *, on_progress: Callable[[float], None] | None = None
+) -> Imported:
     """Write the model that a GraphML file holds: equal to the original, field for field, unless it was edited.
 
     Changes of labels, colours and layout are ignored. Changes of the structure are applied if they make a
-    valid model; otherwise a FormatError names the place, and nothing is written.
+    valid model; otherwise a FormatError names the place, and nothing is written. `on_progress` is told now and
+    then how much is done, from 0 to 1.
     """
     source, target = as_path(graphml), check_target(output_path)
     with ExitStack() as stack:
@@ -47,7 +50,7 @@ def import_onnx(graphml: StrPath, output_path: StrPath) -> Imported:
         stack.enter_context(collector_paused())
         stage = stack.enter_context(staging(target.parent))
         with (stage.work / "spool").open("wb") as spool:
-            parts = Parts(Document(source, spool, stage.work / "spool"))
+            parts = Parts(Document(source, spool, stage.work / "spool", on_progress))
         beside = source.parent.resolve() == target.parent.resolve()
         if beside and target.name in (source.name, parts.parameters.file):
             raise ArgumentError(f"{target} is what is read", hint="choose another output")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, TextIO
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
 import msgspec
 import onnx
@@ -46,6 +46,7 @@ from modelexport.tagged.staging import check_target, staging
 from modelexport.tagged.weights import weight_fields
 
 _LONGEST_LABEL = 48
+_STEP = 500
 
 
 class GraphmlFiles(msgspec.Struct, frozen=True):
@@ -58,11 +59,18 @@ class GraphmlFiles(msgspec.Struct, frozen=True):
     edges: int
 
 
-def export_graphml(onnx: StrPath, output_path: StrPath | None = None, *, parameters: str = MODES[0]) -> GraphmlFiles:
+def export_graphml(
+    onnx: StrPath,
+    output_path: StrPath | None = None,
+    *,
+    parameters: str = MODES[0],
+    on_progress: Callable[[float], None] | None = None,
+) -> GraphmlFiles:
     """Write a model as GraphML, `<stem>_hierarchical_graph.graphml` beside it if no output is named.
 
     `parameters` says where the values of weights go: `sidecar`, into an .onnxdata beside the GraphML;
     `embedded`, into the GraphML; `reference`, nowhere: the GraphML says where the model has them.
+    `on_progress` is told now and then how much is done, from 0 to 1.
     """
     source = as_path(onnx)
     target = check_graphml(source, output_path, parameters)
@@ -81,7 +89,7 @@ def export_graphml(onnx: StrPath, output_path: StrPath | None = None, *, paramet
         targets = {target.resolve(), data_path(target).resolve()}
         exact = ExactForms(source, data, fields, model.graph, proto, targets)
         with (stage.work / "graphml").open("w", encoding="utf-8", newline="\n") as file:
-            writer = _Writer(model, exact, frame(data), store, file)
+            writer = _Writer(model, exact, frame(data), store, file, on_progress)
             writer.write()
         if apart is not None:
             apart.close()
@@ -116,7 +124,17 @@ def _beside(first: Path, second: Path) -> bool:
 
 
 class _Writer:
-    def __init__(self, model: TaggedModel, exact: ExactForms, frame: bytes, store: Store, file: TextIO) -> None:
+    def __init__(
+        self,
+        model: TaggedModel,
+        exact: ExactForms,
+        frame: bytes,
+        store: Store,
+        file: TextIO,
+        on_progress: Callable[[float], None] | None,
+    ) -> None:
+        self._on_progress = on_progress
+        self._done = 0
         self.model = model
         self._exact = exact
         self._frame = frame
@@ -147,7 +165,7 @@ class _Writer:
         put(f'<data key="g_format_version">{FORMAT_VERSION}</data>')
         put(f'<data key="g_source">{escape(plain(self.model.path.name))}</data>\n')
         self._card()
-        self._members(SHEET, 1)
+        self._nodes()
         self._edges()
         put("</graph>\n</graphml>\n")
 
@@ -181,12 +199,10 @@ class _Writer:
         weights = sum(terminal.kind in WEIGHTS for terminal in self._wiring.terminals)
         return {"mode": self._store.mode, "file": self._store.name, "weights": weights}
 
-    def _members(self, group: int, first: int) -> None:
-        """The members of a group as nodes, numbered from a first number; depth is that of the module tree."""
-        prefix = "n" if group == SHEET else f"{self._ids[group]}::n"
-        waiting: list[tuple[str, Iterator[tuple[int, int]]]] = [
-            (prefix, iter(enumerate(self.scene.groups[group].members, first)))
-        ]
+    def _nodes(self) -> None:
+        """Everything on the sheet behind the card, groups with what is in them."""
+        first = iter(enumerate(self.scene.groups[SHEET].members, 1))
+        waiting: list[tuple[str, Iterator[tuple[int, int]]]] = [("n", first)]
         put = self._file.write
         while waiting:
             prefix, members = waiting[-1]
@@ -204,7 +220,13 @@ class _Writer:
                 put(f'<graph id="{own}:" edgedefault="directed">\n')
                 waiting.append((f"{own}::n", iter(enumerate(self.scene.groups[~member].members))))
 
+    def _count(self) -> None:
+        self._done += 1
+        if self._on_progress is not None and self._done % _STEP == 0:
+            self._on_progress(self._done / (len(self.scene.parents) + len(self.scene.sources)))
+
     def _leaf(self, element: int, identity: str) -> None:
+        self._count()
         put = self._file.write
         put(f'<node id="{identity}">')
         if element < self._operators:
@@ -256,9 +278,8 @@ class _Writer:
     def _open_group(self, number: int) -> None:
         group = self.scene.groups[number]
         closed = self._layout.is_closed(number)
-        self._file.write(
-            f'<node id="{self._ids[number]}" yfiles.foldertype={quoteattr("folder" if closed else "group")}>'
-        )
+        folded = "folder" if closed else "group"
+        self._file.write(f'<node id="{self._ids[number]}" yfiles.foldertype="{folded}">')
         if group.element >= 0:
             self._numbers[group.element] = -number
             self._operator(group.element)
@@ -312,6 +333,7 @@ class _Writer:
     def _edges(self) -> None:
         put, scene, nodes = self._file.write, self.scene, self.model.graph.nodes
         for number in range(len(scene.sources)):
+            self._count()
             source, target, output = scene.sources[number], scene.targets[number], scene.outputs[number]
             if source >= self._operators:
                 key = self._wiring.terminal(source).key
