@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from modelexport.cli.render import line, note, plural, show, size, waiting
+from modelexport.cli.render import line, note, plural, show, size, visible, waiting
 from modelexport.graphml.check import ImportCheck, check_import
 from modelexport.graphml.dialect import MODES, graphml_path
 from modelexport.graphml.rebuild import import_onnx
@@ -80,7 +80,7 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
     for path in imported.data:
         show([line(f"weights in {path.name}", 2)])
     for change in imported.edits[:_MOST]:
-        note(f"edited: {change}")
+        note(f"edited: {visible(change)}")
     if len(imported.edits) > _MOST:
         note(f"edited: … and {len(imported.edits) - _MOST} changes more")
     if validate:

@@ -10,11 +10,9 @@ from typing import BinaryIO, TextIO
 from xml.sax.saxutils import escape
 
 import msgspec
-import onnx
 
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError
-from modelexport.graph import body_prefix, nested_graphs
 from modelexport.graphml import yed
 from modelexport.graphml.dialect import (
     FORMAT_VERSION,
@@ -32,12 +30,12 @@ from modelexport.graphml.dialect import (
     graphml_path,
 )
 from modelexport.graphml.exact import Exact, ExactForms, frame, without_nodes
+from modelexport.graphml.labels import Labels, shortened, tensor_types
 from modelexport.graphml.layout import Layout, text_size
 from modelexport.graphml.scene import SHEET, Scene
 from modelexport.graphml.store import Embedded, Reference, Sidecar, Store, part_check
-from modelexport.graphml.views import attributes_text, plain, shape_text, type_and_shape
-from modelexport.graphml.wiring import Wiring, filled, scopes_of, structure_digest, under
-from modelexport.tagged.build import dtype_name
+from modelexport.graphml.views import attributes_text, plain
+from modelexport.graphml.wiring import Wiring, filled, scopes_of, structure_digest
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.files import StrPath, as_path, mapped, opsets, stored_nodes
 from modelexport.tagged.model import TaggedModel, recorded_tags
@@ -45,7 +43,6 @@ from modelexport.tagged.sidecar import Sidecar as HierarchySidecar
 from modelexport.tagged.staging import check_target, staging
 from modelexport.tagged.weights import weight_fields
 
-_LONGEST_LABEL = 48
 _STEP = 500
 
 
@@ -142,9 +139,10 @@ class _Writer:
         self._file = file
         graph, proto = model.graph, model.proto
         self._wiring = Wiring(graph, proto)
-        self._types = _tensor_types(model)
+        self._types = tensor_types(model)
         self._modules = model.modules
         self.scene = Scene(self._wiring, _tags(model), self._modules)
+        self._label = Labels(model, self.scene, self._types)
         self._layout = Layout(self.scene, self._label)
         self._ids: list[str] = ["n"] * len(self.scene.groups)
         self._numbers = [0] * len(self.scene.parents)
@@ -178,7 +176,7 @@ class _Writer:
             f"IR version {proto.ir_version}, opset {versions}",
             f"{len(self.model.graph.nodes):,} nodes, {len(scene.sources):,} edges",
         ]
-        label = "\n".join(_shortened(plain(line)) for line in lines)
+        label = "\n".join(shortened(plain(line)) for line in lines)
         width, height = text_size(label)
         sheet = self._layout.open_box(SHEET)
         told = {
@@ -372,74 +370,9 @@ class _Writer:
         element_type, shape = self._types.get(key, ("", ""))
         return f"{plain(key)}: {element_type}{shape}" if element_type else plain(key)
 
-    def _label(self, member: int) -> str:
-        if member < 0:
-            return self._group_label(~member)
-        if member < len(self.model.graph.nodes):
-            return _shortened(plain(self.model.graph.nodes[member].op_type))
-        terminal = self._wiring.terminal(member)
-        name = plain(terminal.name)
-        if terminal.kind in WEIGHTS:
-            group = self.scene.groups[self.scene.parents[member]]
-            if group.kind == MODULE and group.name:
-                name = name.removeprefix(f"{plain(group.name)}.")
-        return f"{_shortened(name)}\n{_shortened(''.join(self._types.get(terminal.key, ())))}".rstrip()
-
-    def _group_label(self, number: int) -> str:
-        group = self.scene.groups[number]
-        if group.element >= 0:
-            return _shortened(plain(self.model.graph.nodes[group.element].op_type))
-        if group.kind != MODULE:
-            return _shortened(plain(group.name))
-        record = self._modules.get(group.name)
-        kind = "" if record is None else record.class_.rpartition(".")[2]
-        name = group.name.rpartition(".")[2]
-        label = _shortened(plain(": ".join(filter(None, (name, kind))) or "(root)"))
-        if record is None or record.status == "nodes":
-            return label
-        return f"{label}, {plain(record.status)}"
-
 
 def _tags(model: TaggedModel) -> Sequence[NodeTag | None]:
     """The tags in the file; of a clean file those in its sidecar."""
     if model.is_tagged or not isinstance(model.records, HierarchySidecar):
         return model.tags
     return recorded_tags(model.graph, model.records)
-
-
-def _shortened(text: str) -> str:
-    """The end of a long name tells more than its beginning."""
-    return text if len(text) <= _LONGEST_LABEL else f"…{text[1 - _LONGEST_LABEL :]}"
-
-
-def _tensor_types(model: TaggedModel) -> dict[str, tuple[str, str]]:
-    """The type and shape of every tensor that the file declares, by its key."""
-    types: dict[str, tuple[str, str]] = {}
-    known: dict[bytes, tuple[str, str]] = {}  # most tensors are of few types
-
-    def add(graph: onnx.GraphProto, prefix: str) -> None:
-        for values in (graph.value_info, graph.input, graph.output):
-            for value in values:
-                stored = value.type.SerializeToString()
-                told = known.get(stored)
-                if told is None:
-                    told = known[stored] = type_and_shape(value.type)
-                types[under(prefix, value.name)] = told
-        for tensor in graph.initializer:
-            types[under(prefix, tensor.name)] = (
-                dtype_name(tensor.data_type),
-                shape_text(list(tensor.dims)),
-            )
-        for sparse in graph.sparse_initializer:
-            types[under(prefix, sparse.values.name)] = (
-                f"sparse {dtype_name(sparse.values.data_type)}",
-                shape_text(list(sparse.dims)),
-            )
-
-    add(model.proto.graph, "")
-    for key, function in zip(model.graph.functions, model.proto.functions, strict=True):
-        types |= {under(f"{key}/", value.name): type_and_shape(value.type) for value in function.value_info}
-    for index in model.graph.bodies:
-        for label, nested in nested_graphs(model.graph.protos[index].attribute):
-            add(nested, body_prefix(model.graph.nodes[index].key, label))
-    return types
