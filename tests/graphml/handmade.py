@@ -227,6 +227,8 @@ def odd_names() -> onnx.ModelProto:
         "n0::n1",
         "-",
         " lead",
+        " ",
+        "\u00a0",
         "\ufffe\u2028",
     ]
     nodes = [helper.make_node("Relu", [first], [second], name=second) for first, second in pairwise(names)]

@@ -206,7 +206,7 @@ class _Target:
             self._bytes = None
             return
         text = "".join(self._text)
-        if not text.strip():  # editors write keys without a value
+        if not text or (text.isspace() and "\n" in text):  # editors write keys without a value
             return
         if name == "format_version":
             _check_version(text)
