@@ -32,7 +32,7 @@ class Box(NamedTuple):
 
 
 class Layout:
-    """Where everything is. Boxes of groups are those of the open group; `closed_size` is the closed one's."""
+    """Where everything is. Boxes of groups are those of the open group; `closed_box` is the closed one's."""
 
     def __init__(self, scene: Scene, label: Callable[[int], str]) -> None:
         self._scene = scene
