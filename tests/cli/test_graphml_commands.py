@@ -175,6 +175,33 @@ def test_validate_of_what_onnx_runtime_cannot_be_given(tmp_path: Path) -> None:
     assert "loads the model; inputs that are no plain tensors" in " ".join(result.stdout.split())
 
 
+def test_validate_of_a_loop_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On zeros, a sum never reaches its limit."""
+    bool_, float_ = TensorProto.BOOL, TensorProto.FLOAT
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["sum", "x"], ["next"]),
+            helper.make_node("Less", ["next", "limit"], ["again"]),
+        ],
+        "body",
+        [value("i", TensorProto.INT64, []), value("go", bool_, []), value("sum", float_, [])],
+        [value("again", bool_, []), value("next", float_, [])],
+    )
+    weights = [
+        helper.make_tensor("limit", float_, [], [100.0]),
+        helper.make_tensor("start", float_, [], [0.0]),
+        helper.make_tensor("go_on", bool_, [], [True]),
+    ]
+    nodes = [helper.make_node("Loop", ["", "go_on", "start"], ["y"], body=body)]
+    path = tmp_path / "model.onnx"
+    made = model(nodes, [value("x", float_, [])], [value("y", float_, [])], weights)
+    path.write_bytes(made.SerializeToString())
+    monkeypatch.setattr(check, "_LONGEST_RUN", 0.5)
+    result = invoke("import-onnx", modelexport.export_graphml(path).graphml, tmp_path / "back.onnx", "--validate")
+    assert result.exit_code == 0, result.output
+    assert "loads the model; it does not take zeros as inputs" in " ".join(result.stdout.split())
+
+
 def test_the_commands_do_not_load_torch(handmade: Path) -> None:
     code = (
         "import sys; from modelexport.cli.main import main\n"

@@ -301,7 +301,7 @@ BAD_EDITS: dict[str, tuple[Callable[[Drawing], object], str]] = {
     ),
     "a copied node": (
         lambda d: d.add_node("copy", **d.told(d.find(name="relu"))),
-        r"'relu' \(\w+\) and 'relu' \(\w+\) are both number 0",
+        r"'relu' \(\w+\): nothing leads into its input 0",
     ),
     "a copied weight": (lambda d: d.add_node("copy", **d.told(d.find(name="w"))), r"'w' \(\w+\) stands there twice"),
     "a removed card": (lambda d: d.remove(d.find(kind="model")), r"holds no model"),
@@ -574,3 +574,160 @@ def test_attributes_are_read_back_or_refused(text: str, match: str | None) -> No
     import json
 
     assert said == json.loads(text)
+
+
+def test_lines_to_notes_change_nothing(drawing: Drawing) -> None:
+    note, other = drawing.add_node("note"), drawing.add_node("other")
+    drawing.add_edge(note, drawing.find(name="mul"))
+    drawing.add_edge(note, other)
+    target, edits = imported(drawing)
+    assert edits == ()
+    assert target.read_bytes() == drawing.path.with_name("model.onnx").read_bytes()
+    drawing.add_edge(drawing.find(name="mul"), note)
+    refused(drawing, "note: edges lead in and out, but its property `operator` is empty")
+
+
+def test_an_edge_drawn_again_changes_nothing(drawing: Drawing) -> None:
+    sub = drawing.find(name="sub")
+    drawing.remove(drawing.into(sub)[0])
+    drawing.add_edge(drawing.find(name="mul"), sub)
+    target, edits = imported(drawing)
+    assert edits == ()
+    assert target.read_bytes() == drawing.path.with_name("model.onnx").read_bytes()
+
+
+def test_a_copy_is_a_new_operator_with_all_its_attributes(tmp_path: Path) -> None:
+    """Tensors too, which are only described in words."""
+    large = numpy_helper.from_array(np.arange(600, dtype=np.float32), "c")
+    nodes = [
+        helper.make_node("Constant", [], ["c"], name="constant", value=large),
+        helper.make_node("Add", ["x", "c"], ["y"], name="add"),
+    ]
+    drawing = draw(model(nodes, [value("x", shape=[600])], [value("y", shape=[600])]), tmp_path)
+    constant, add, y = (
+        drawing.find(name=name, kind=kind)
+        for name, kind in (("constant", "operator"), ("add", "operator"), ("y", "output"))
+    )
+    told = [drawing.told(constant), drawing.told(add)]
+    copies = []
+    for number, said in enumerate(told):
+        copies.append(drawing.add_node(f"copy{number}"))
+        drawing.root.find(f"{G}graph").append(copies[-1])
+        for name, text in said.items():
+            drawing.set(copies[-1], name, text)
+    drawing.into(y)[0].set("source", "copy1")
+    drawing.add_edge(add, copies[1], target_input="0")
+    drawing.add_edge(copies[0], copies[1], target_input="1")
+    target, edits = imported(drawing)
+    assert len(edits) == 3
+    x = np.ones(600, np.float32)
+    assert (run(target, {"x": x})["y"] == x + 2 * np.arange(600)).all()
+    assert [node.name for node in onnx.load(target).graph.node] == ["constant", "add", "constant_1", "add_1"]
+
+
+def test_an_operator_with_bodies_cannot_be_copied(tmp_path: Path) -> None:
+    drawing = draw(HANDMADE["bodies"](), tmp_path)
+    copy = etree.fromstring(etree.tostring(drawing.find(kind="operator", name="scan")))
+    for node in copy.iter(f"{G}node", f"{G}graph"):
+        node.set("id", "x" + node.get("id"))
+    drawing.root.find(f"{G}graph").append(copy)
+    refused(drawing, "stands there twice|'scan' .* is a copy")
+
+
+def test_a_body_may_use_a_name_from_around_it(tmp_path: Path) -> None:
+    """As its own: ONNX and ONNX Runtime take it."""
+
+    def branch(op_type: str) -> onnx.GraphProto:
+        return helper.make_graph([helper.make_node(op_type, ["n"], ["y"], name=op_type)], "g", [], [value("y")])
+
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"], name="neg"),
+        helper.make_node("If", ["c"], ["y"], name="if", then_branch=branch("Abs"), else_branch=branch("Relu")),
+    ]
+    drawing = draw(model(nodes, [value("x"), value("c", TensorProto.BOOL, [])], [value("y")]), tmp_path)
+    drawing.set(drawing.find(name="neg"), "operator", "Abs")
+    assert (run(imported(drawing)[0], {"x": X, "c": np.array(True)})["y"] == np.abs(X)).all()
+
+
+def two_outputs() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"], name="neg"),
+        helper.make_node("Abs", ["n"], ["a"], name="abs"),
+        helper.make_node("Relu", ["n"], ["b"], name="relu"),
+    ]
+    return model(nodes, [value("x")], [value("a"), value("b")])
+
+
+def test_outputs_that_change_places_keep_their_names(tmp_path: Path) -> None:
+    drawing = draw(two_outputs(), tmp_path)
+    a, b = (drawing.find(kind="output", name=name) for name in "ab")
+    first, second = drawing.into(a)[0], drawing.into(b)[0]
+    first.set("target", b.get("id"))
+    second.set("target", a.get("id"))
+    target, _ = imported(drawing)
+    assert [v.name for v in onnx.load(target).graph.output] == ["a", "b"]
+    found = run(target, {"x": X})
+    assert (found["a"] == np.maximum(-X, 0)).all()
+    assert (found["b"] == np.abs(X)).all()
+
+
+def test_outputs_that_cannot_keep_their_names(tmp_path: Path) -> None:
+    drawing = draw(two_outputs(), tmp_path)
+    edge = drawing.into(drawing.find(kind="output", name="b"))[0]
+    edge.set("source", drawing.find(name="abs").get("id"))
+    refused(drawing, "output 'b': what leads to it is output 'a' already")
+    edge.set("source", drawing.find(name="x").get("id"))
+    refused(drawing, "output 'b': an input or weight leads straight to it")
+    edge.set("source", drawing.find(name="neg").get("id"))
+    assert (run(imported(drawing)[0], {"x": X})["b"] == -X).all()
+
+
+def test_names_that_change_places_and_names_that_collide(tmp_path: Path) -> None:
+    drawing = draw(two_outputs(), tmp_path)
+    first, second = drawing.find(name="abs"), drawing.find(name="relu")
+    drawing.set(first, "name", "relu")
+    drawing.set(second, "name", "abs")
+    assert [n.name for n in onnx.load(imported(drawing)[0]).graph.node] == ["neg", "relu", "abs"]
+    drawing.set(first, "name", "q")
+    drawing.set(second, "name", "q")
+    refused(drawing, "another node is called 'q' too")
+
+
+def test_calls_that_fit_no_function(tmp_path: Path) -> None:
+    drawing = draw(HANDMADE["functions"](), tmp_path)
+    call = drawing.find(name="call")
+    edge = drawing.add_edge(drawing.find(kind="input", name="x", position="0", type="float"), call)
+    refused(drawing, "call: the function own::Twice takes or gives less")
+    drawing.remove(edge)
+    drawing.set(call, "operator", "Thrice")
+    refused(drawing, "call: there is no function own::Thrice")
+
+
+def test_a_function_that_changes_its_shape_and_is_called_in_a_body(tmp_path: Path) -> None:
+    opset = [helper.make_opsetid("", 21)]
+    turn = helper.make_function(
+        "own", "Turn", ["a"], ["b"], [helper.make_node("Transpose", ["a"], ["b"], name="t", perm=[0, 1])], opset
+    )
+
+    def branch(name: str) -> onnx.GraphProto:
+        return helper.make_graph([helper.make_node("Turn", ["x"], [name], domain="own")], "g", [], [value(name)])
+
+    nodes = [helper.make_node("If", ["c"], ["y"], name="if", then_branch=branch("p"), else_branch=branch("q"))]
+    inputs = [value("x"), value("c", TensorProto.BOOL, [])]
+    made = model(nodes, inputs, [value("y")], opsets=[*opset, helper.make_opsetid("own", 1)])
+    made.functions.append(turn)
+    drawing = draw(made, tmp_path)
+    drawing.set(drawing.find(name="t"), "attributes", '{"perm": [1, 0]}')
+    assert run(imported(drawing)[0], {"x": X, "c": np.array(True)})["y"].shape == (3, 2)
+
+
+def test_a_new_operator_with_several_outputs(tmp_path: Path) -> None:
+    made = small()
+    made.graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "k"))
+    drawing = draw(made, tmp_path)
+    new = drawing.add_node("mine", operator="TopK")
+    drawing.add_edge(drawing.find(name="relu"), new, target_input="0")
+    drawing.add_edge(drawing.find(name="k"), new, target_input="1")
+    drawing.into(drawing.find(name="mul"))[0].set("source", "mine")
+    target, _ = imported(drawing)
+    assert len(onnx.load(target).graph.node[1].output) == 2

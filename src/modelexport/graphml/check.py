@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from modelexport.graphml.wiring import structure_digest
 from modelexport.tagged.model import load
 
 _MOST_BYTES = 256 << 20
+_LONGEST_RUN = 60.0
+"""Seconds; on zeros, a loop may never end."""
 
 
 class ImportCheck(msgspec.Struct, frozen=True):
@@ -56,7 +59,13 @@ def _run(path: Path) -> tuple[bool, str]:
         feeds = {value.name: _zeros(value) for value in session.get_inputs()}
         if any(value is None for value in feeds.values()):
             return True, "loads the model; inputs that are no plain tensors, or huge, were not made up for a run"
-        session.run(None, feeds)
+        limited = runtime.RunOptions()
+        timer = threading.Timer(_LONGEST_RUN, setattr, (limited, "terminate", True))
+        timer.start()
+        try:
+            session.run(None, feeds, limited)
+        finally:
+            timer.cancel()
     except Exception as error:
         return True, f"loads the model; it does not take zeros as inputs: {first_line(error)}"
     return True, "runs the model"

@@ -5,7 +5,8 @@ An edit that leaves no valid model is refused with its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -15,7 +16,9 @@ from modelexport.errors import FormatError
 from modelexport.graph import flatten, function_key, nested_graphs
 from modelexport.graphml.assembly import Comparison
 from modelexport.graphml.dialect import INPUT, OUTPUT
-from modelexport.graphml.retype import check, infer_types, read_by
+from modelexport.graphml.parts import READ_BACK
+from modelexport.graphml.read import NodeData
+from modelexport.graphml.retype import check, defined, infer_types, read_by
 from modelexport.graphml.views import EditError, edited_attributes, plain
 from modelexport.graphml.wiring import Wire, body_scope, filled, function_scope, scopes_of
 
@@ -36,6 +39,8 @@ def applied(comparison: Comparison) -> tuple[str, ...]:
     editor.sort()
     editor.keep_output_names()
     if not editor.changes:
+        if comparison.is_recorded():
+            return ()
         raise FormatError("the operators are not those that were recorded", hint=_UNDO)
     infer_types(editor.model, comparison.assembly, editor.changed_tensors(), editor.changed_functions())
     check(editor.model, comparison.assembly)
@@ -70,7 +75,7 @@ class _Editor:
         self._places = {index: self._parts.operators[order].place for index, order in enumerate(orders)}
         self._versions = {entry.domain or "ai.onnx": entry.version for entry in self.model.opset_import}
         self._names = _all_names(self.model)
-        self._node_names = {node.name for node in self._protos.values()}
+        self._node_names: Counter[str] = Counter()
         self._touched: set[int] = set()
         self._led_out: dict[int, tuple[str, str]] = {}
         self._renamed: dict[str, str] = {}
@@ -96,16 +101,19 @@ class _Editor:
             edits = self._parts.operators[order].edits
             if edits:
                 place = self._places[index]
-                if edits.get("name") and edits["name"] in self._node_names:
-                    raise self._refuse(place, f"another node is called {edits['name']!r} already")
                 self._say(self._protos[index], edits, place)
                 if set(edits) != {"name"}:
                     self._touched.add(index)
                 self.changes.append(f"{place}: {', '.join(edits)} changed")
+        self._node_names = Counter(node.name for node in self._protos.values() if node.name)
+        for index, order in enumerate(self._comparison.assembly.orders):
+            edits = self._parts.operators[order].edits
+            if edits and self._node_names[edits.get("name", "")] > 1:
+                raise self._refuse(self._places[index], f"another node is called {edits['name']!r} too")
 
     def _say(self, node: onnx.NodeProto, told: Mapping[str, str], place: str) -> None:
         for key, field in (("operator", "op_type"), ("domain", "domain"), ("name", "name")):
-            if key in told:
+            if key in told and getattr(node, field) != told[key]:
                 setattr(node, field, told[key])
         if not node.op_type:
             raise self._refuse(place, "it does not say which operator it is")
@@ -130,16 +138,24 @@ class _Editor:
             if scope not in self._graphs:
                 raise self._refuse(drawn.place, "the graph that it was drawn in is not there")
             element = self._operators + len(self._wiring.terminals) + len(self._protos)
-            node = onnx.NodeProto()
-            self._say(node, drawn.told, drawn.place)
+            node = self._copied(drawn)
+            self._say(node, {key: drawn.told.get(key, "") for key in READ_BACK}, drawn.place)
             node.name = _unused(node.name, self._node_names) if node.name else ""
-            self._node_names.add(node.name)
+            self._node_names[node.name] += 1
             self._protos[element] = node
             self._scopes[element] = scope
             self._places[element] = drawn.place
             self._elements[number] = element
             self._touched.add(element)
             self.changes.append(f"{drawn.place}: added")
+
+    def _copied(self, drawn: NodeData) -> onnx.NodeProto:
+        """What a new operator was copied from, without its inputs and outputs; an empty one if it was not."""
+        node = onnx.NodeProto()
+        if "onnx" in drawn.told:
+            node.ParseFromString(self._comparison.assembly.in_memory(self._parts.copy_of(drawn), onnx.NodeProto()))
+            del node.input[:], node.output[:]
+        return node
 
     def connect(self) -> None:
         """Inputs as the edges say."""
@@ -208,7 +224,7 @@ class _Editor:
         del node.input[:]
         node.input.extend(names)
         self._touched.add(target)
-        if target < self._operators:
+        if target < self._operators and names != old:
             self.changes.append(f"{place}: reads {_listed(names)} instead of {_listed(old)}")
 
     def _without_gaps(self, node: onnx.NodeProto, names: list[str], lost: list[int], place: str) -> list[str]:
@@ -256,7 +272,7 @@ class _Editor:
         while scope != home:
             if scope not in self._around:
                 raise self._refuse(place, "an edge crosses the border of a body or function that it cannot cross")
-            if name in _defined(self._graphs[scope]):
+            if name in defined(self._graphs[scope]):
                 raise self._refuse(place, f"an edge leads to where {plain(name)!r} is something else")
             scope = self._around[scope]
 
@@ -324,19 +340,31 @@ class _Editor:
         self.changes.append(f"function {plain(key)}: removed")
 
     def keep_output_names(self) -> None:
-        """An output of the model keeps its name: what leads to it now is called so, what did before otherwise."""
+        """Outputs of the model keep their names: what leads to one now is called so, what did before otherwise."""
         main = self.model.graph
-        fixed = {value.name for value in main.input} | {tensor.name for tensor in main.initializer}
-        fixed |= {tensor.values.name for tensor in main.sparse_initializer}
-        for target, (old, new) in self._led_out.items():
-            terminal = self._wiring.terminal(target)
-            outputs = [value.name for value in main.output]
-            if terminal.scope or {old, new} & fixed or old in outputs or outputs.count(new) != 1:
-                continue
-            aside = _unused(f"{old}_before", self._names)
-            self._names.add(aside)
-            _rename(main, {old: aside, new: old})
-            self._renamed |= {old: aside, new: old}
+        led = {old: new for target, (old, new) in self._led_out.items() if not self._wiring.terminal(target).scope}
+        made = {name for node in main.node for name in node.output if name}
+        left = set(self._elements.values())
+        kept = [
+            terminal.name
+            for element, terminal in enumerate(self._wiring.terminals, self._operators)
+            if terminal.kind == OUTPUT and not terminal.scope and element in left and element not in self._led_out
+        ]
+        names = {name: name for name in kept}
+        for old, new in led.items():
+            if new not in made:
+                raise self._refuse(f"output {plain(old)!r}", "an input or weight leads straight to it")
+            if new in names:
+                raise self._refuse(
+                    f"output {plain(old)!r}", f"what leads to it is output {plain(names[new])!r} already"
+                )
+            names[new] = old
+        for old in led:
+            if old in made and old not in names:
+                names[old] = _unused(f"{old}_before", self._names)
+                self._names.add(names[old])
+        self._renamed = {old: new for old, new in names.items() if old != new}
+        _rename(main, self._renamed)
 
     def sort(self) -> None:
         """New operators into their graphs, and every graph that changed into an order in which it can run."""
@@ -353,6 +381,10 @@ class _Editor:
                 if element >= self._operators and self._scopes[element] == scope
             ]
             nodes = [*graph.node, *added]
+            for node in added:
+                schema = self._schema(node)
+                if schema is not None and schema.min_output > len(node.output):
+                    self._new_output(node, schema.min_output - 1, node.op_type)
             ordered = self._in_order(nodes)
             if added or ordered is not nodes:
                 copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
@@ -427,15 +459,6 @@ def _key(function: onnx.FunctionProto) -> str:
     return function_key(function.domain, function.name, function.overload)
 
 
-def _defined(graph: Graphish) -> set[str]:
-    """The names that a graph defines itself."""
-    names = {name for node in graph.node for name in node.output}
-    if isinstance(graph, onnx.FunctionProto):
-        return names | set(graph.input)
-    names |= {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    return names | {tensor.values.name for tensor in graph.sparse_initializer}
-
-
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     """Tensors by other names, wherever they are read."""
     for node in graph.node:
@@ -444,15 +467,17 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
                 if name in names:
                     field[place] = names[name]
         for _, nested in nested_graphs(node.attribute):
-            own = _defined(nested)
+            own = defined(nested)
             _rename(nested, {old: new for old, new in names.items() if old not in own})
     for value in (*graph.value_info, *graph.output):
         value.name = names.get(value.name, value.name)
     for annotation in graph.quantization_annotation:
         annotation.tensor_name = names.get(annotation.tensor_name, annotation.tensor_name)
+        for entry in annotation.quant_parameter_tensor_names:
+            entry.value = names.get(entry.value, entry.value)
 
 
-def _unused(name: str, names: set[str]) -> str:
+def _unused(name: str, names: Container[str]) -> str:
     """The name, or one like it that nothing has."""
     number, found = 1, name
     while found in names:
@@ -461,13 +486,13 @@ def _unused(name: str, names: set[str]) -> str:
 
 
 def _all_names(model: onnx.ModelProto) -> set[str]:
-    names = _defined(model.graph)
+    names = defined(model.graph).union(*(function.input for function in model.functions))
     waiting: list[Iterable[onnx.NodeProto]] = [model.graph.node, *(function.node for function in model.functions)]
     for nodes in waiting:
         for node in nodes:
             names.update(node.output)
             for _, graph in nested_graphs(node.attribute):
-                names |= _defined(graph)
+                names |= defined(graph)
                 waiting.append(graph.node)
     return names
 

@@ -13,6 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from modelexport.errors import FileError, FormatError
+from modelexport.graph import nested_graphs
 from modelexport.graphml.dialect import BODY, FUNCTION, MODEL, MODES, MODULE, OPERATOR, SPARSE, TERMINALS, WEIGHTS
 from modelexport.graphml.read import Document, NodeData, exact_bytes, place
 from modelexport.graphml.store import Stored, part_check
@@ -21,7 +22,7 @@ from modelexport.graphml.views import attributes_text, plain, says_the_same
 from modelexport.tagged.files import is_file
 
 _WRITE_AGAIN = "write it again with export-graphml"
-_READ_BACK = ("operator", "domain", "name", "attributes")
+READ_BACK = ("operator", "domain", "name", "attributes")
 """What may be edited on an operator."""
 _GROUPS = (MODULE, BODY, FUNCTION)
 
@@ -171,21 +172,21 @@ class Parts:
     def _take_operator(self, number: int, node: NodeData) -> None:
         order = _number(node, "execution_order")
         message = exact_bytes(node)
-        if order in self.operators:
-            raise FormatError(
-                f"{self.path}: {node.place} and {self.operators[order].place} are both number {order}",
-                hint="a copy is a new node once its properties onnx and execution_order are removed",
-            )
-        self.orders[number] = order
         proto = _parsed(onnx.NodeProto, message, node)
         part = _part(OPERATOR, message, node)
+        if order in self.operators:
+            if nested_graphs(proto.attribute):
+                raise FormatError(f"{node.place} is a copy", hint="an operator with bodies cannot be copied; remove it")
+            self.added[number] = node
+            return
+        self.orders[number] = order
         told = {
             "operator": plain(proto.op_type),
             "domain": plain(proto.domain),
             "name": plain(proto.name),
             "attributes": attributes_text(proto.attribute),
         }
-        changed = {name: node.told.get(name, "") for name in _READ_BACK if node.told.get(name, "") != told[name]}
+        changed = {name: node.told.get(name, "") for name in READ_BACK if node.told.get(name, "") != told[name]}
         if "attributes" in changed and says_the_same(changed["attributes"], proto, complete=not part.stored):
             del changed["attributes"]
         if changed:
@@ -207,6 +208,10 @@ class Parts:
         message = exact_bytes(node)
         _parsed(onnx.SparseTensorProto if kind == SPARSE else onnx.TensorProto, message, node)
         self.weights[end] = _part(kind, message, node)
+
+    def copy_of(self, node: NodeData) -> Part:
+        """The part that a copied node holds."""
+        return _part(OPERATOR, exact_bytes(node), node)
 
     def values(self, part: Part) -> list[tuple[str, str, Checked]]:
         """The values that a part lacks: place of the tensor, field, bytes."""
@@ -257,6 +262,10 @@ class _Loader:
         self._folder = folder
         self._parameters = parameters
         self._sizes: dict[str, int] = {}
+
+    def copy_of(self, node: NodeData) -> Part:
+        """The part that a copied node holds."""
+        return _part(OPERATOR, exact_bytes(node), node)
 
     def values(self, part: Part) -> list[tuple[str, str, Checked]]:
         try:

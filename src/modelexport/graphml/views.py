@@ -168,7 +168,10 @@ def edited_attributes(node: onnx.NodeProto, text: str, schema_kinds: Mapping[str
             continue
         value = wanted.pop(name)
         if readable(attribute) != value:
+            told = attribute.doc_string
             attribute.CopyFrom(_made(attribute.name, value, attribute.type))
+            if told:
+                attribute.doc_string = told
     for name, value in wanted.items():
         node.attribute.append(_made(name, value, schema_kinds.get(name)))
 
