@@ -118,10 +118,8 @@ class _Editor:
         if not node.op_type:
             raise self._refuse(place, "it does not say which operator it is")
         if "attributes" in told:
-            schema = self._schema(node)
-            kinds = _kinds(schema)
             try:
-                edited_attributes(node, told["attributes"], kinds)
+                edited_attributes(node, told["attributes"], _kinds(self._schema(node)))
             except EditError as error:
                 raise self._refuse(place, str(error)) from error
 
