@@ -255,3 +255,11 @@ def test_the_picture_in_the_documentation_is_the_demos(tmp_path: Path) -> None:
     drawn = draw(tmp_path / "bert-tiny_hierarchical_graph.graphml")
     assert drawn == Path("docs/demo_graph.svg").read_text()
     assert etree.fromstring(drawn.encode()).tag.endswith("svg")
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("bert", "htp"), ("resnet", "htp"), ("bert", "fx")])
+def test_edges_have_types_whether_the_file_declares_them_or_not(name: str, strategy: str, tmp_path: Path) -> None:
+    path, _, _ = export(name, strategy, tmp_path)
+    drawing = Drawing(modelexport.export_graphml(path).graphml)
+    told = [drawing.told(edge) for edge in drawing.edges]
+    assert sum("type" in found and "shape" in found for found in told) / len(told) > 0.98

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import onnx
 
 from modelexport.graph import body_prefix, nested_graphs
@@ -9,10 +11,13 @@ from modelexport.graphml.dialect import MODULE, WEIGHTS
 from modelexport.graphml.scene import Scene
 from modelexport.graphml.views import plain, shape_text, type_and_shape
 from modelexport.graphml.wiring import under
+from modelexport.tagged import wire
 from modelexport.tagged.build import dtype_name
+from modelexport.tagged.files import parse
 from modelexport.tagged.model import TaggedModel
 
 _LONGEST_LABEL = 48
+_SMALL_GRAPH = 2 << 20
 
 Types = dict[str, tuple[str, str]]
 
@@ -65,9 +70,9 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_LABEL else f"…{text[1 - _LONGEST_LABEL :]}"
 
 
-def tensor_types(model: TaggedModel) -> Types:
-    """The type and shape of every tensor that the file declares, by its key."""
-    types: Types = {}
+def tensor_types(model: TaggedModel, inferred: Iterable[onnx.ValueInfoProto]) -> Types:
+    """The type and shape of every tensor that the file declares, by its key, and what else was inferred."""
+    types: Types = {value.name: type_and_shape(value.type) for value in inferred}
     known: dict[bytes, tuple[str, str]] = {}  # most tensors are of few types
 
     def add(graph: onnx.GraphProto, prefix: str) -> None:
@@ -96,3 +101,22 @@ def tensor_types(model: TaggedModel) -> Types:
         for label, nested in nested_graphs(model.graph.protos[index].attribute):
             add(nested, body_prefix(model.graph.nodes[index].key, label))
     return types
+
+
+def inferred_types(
+    model: TaggedModel, data: wire.Buffer, fields: Sequence[wire.Field]
+) -> Sequence[onnx.ValueInfoProto]:
+    """Types that a file does not declare and ONNX can tell, unless the graph is large: that takes a multiple of it."""
+    declared = {value.name for value in (*model.proto.graph.value_info, *model.proto.graph.output)}
+    graph = model.graph
+    if all(
+        name in declared for node in graph.nodes if node.enclosing < 0 and not node.function for name in node.outputs
+    ):
+        return ()
+    if sum(field.end - field.body for found in wire.graphs(data) for field in wire.nodes(data, found)) > _SMALL_GRAPH:
+        return ()
+    try:
+        found = onnx.shape_inference.infer_shapes(parse(data, model.path, weights), data_prop=True)
+    except Exception:  # inference raises several unrelated kinds; then there is nothing to tell
+        return ()
+    return list(found.graph.value_info)

@@ -30,7 +30,7 @@ from modelexport.graphml.dialect import (
     graphml_path,
 )
 from modelexport.graphml.exact import Exact, ExactForms, frame, without_nodes
-from modelexport.graphml.labels import Labels, shortened, tensor_types
+from modelexport.graphml.labels import Labels, Types, inferred_types, shortened, tensor_types
 from modelexport.graphml.layout import Layout, text_size
 from modelexport.graphml.scene import SHEET, Scene
 from modelexport.graphml.store import Embedded, Reference, Sidecar, Store, part_check
@@ -86,7 +86,8 @@ def export_graphml(
         targets = {target.resolve(), data_path(target).resolve()}
         exact = ExactForms(source, data, fields, model.graph, proto, targets)
         with (stage.work / "graphml").open("w", encoding="utf-8", newline="\n") as file:
-            writer = _Writer(model, exact, frame(data), store, file, on_progress)
+            types = tensor_types(model, inferred_types(model, data, fields))
+            writer = _Writer(model, types, exact, frame(data), store, file, on_progress)
             writer.write()
         if apart is not None:
             apart.close()
@@ -124,6 +125,7 @@ class _Writer:
     def __init__(
         self,
         model: TaggedModel,
+        types: Types,
         exact: ExactForms,
         frame: bytes,
         store: Store,
@@ -139,7 +141,7 @@ class _Writer:
         self._file = file
         graph, proto = model.graph, model.proto
         self._wiring = Wiring(graph, proto)
-        self._types = tensor_types(model)
+        self._types = types
         self._modules = model.modules
         self.scene = Scene(self._wiring, _tags(model), self._modules)
         self._label = Labels(model, self.scene, self._types)
