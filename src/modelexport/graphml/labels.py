@@ -104,7 +104,7 @@ def tensor_types(model: TaggedModel, inferred: Iterable[onnx.ValueInfoProto]) ->
 
 
 def inferred_types(
-    model: TaggedModel, data: wire.Buffer, fields: Sequence[wire.Field]
+    model: TaggedModel, data: wire.Buffer, weights: Sequence[wire.Field]
 ) -> Sequence[onnx.ValueInfoProto]:
     """Types that a file does not declare and ONNX can tell, unless the graph is large: that takes a multiple of it."""
     declared = {value.name for value in (*model.proto.graph.value_info, *model.proto.graph.output)}
@@ -115,8 +115,9 @@ def inferred_types(
         return ()
     if sum(field.end - field.body for found in wire.graphs(data) for field in wire.nodes(data, found)) > _SMALL_GRAPH:
         return ()
+    whole = parse(data, model.path, weights)
     try:
-        found = onnx.shape_inference.infer_shapes(parse(data, model.path, weights), data_prop=True)
+        found = onnx.shape_inference.infer_shapes(whole, data_prop=True)
     except Exception:  # inference raises several unrelated kinds; then there is nothing to tell
         return ()
     return list(found.graph.value_info)
