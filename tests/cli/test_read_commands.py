@@ -230,3 +230,20 @@ def test_a_closed_pipe_is_no_error(onnx_file: Path) -> None:
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert result.stdout.startswith("{")
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["analyze"], ["analyze", "--output-format", "json"], ["validate"], ["--help"]])
+def test_nowhere_to_write_is_one_line(arguments: list[str], original: Path) -> None:
+    """A full disk behind stdout; and no stdout at all, which nobody wants to hear of."""
+    command, *options = arguments
+    names = [] if command == "--help" else [str(original)]
+    code = "from modelexport.cli.main import main; main()"
+    whole = [sys.executable, "-c", code, command, *names, *options]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(whole, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "Error: cannot write the output: No space left on device\n"
+    closed = subprocess.run(["sh", "-c", 'exec "$0" "$@" >&-', *whole], stderr=subprocess.PIPE, text=True)
+    assert closed.returncode == 0
+    assert closed.stderr == ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -26,6 +28,18 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        if sys.stdout is None:  # closed by the caller, who wants none of it
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else "cannot write the output: "
+            click.echo(f"Error: {place}{error.strerror or error}", err=True)
+            with suppress(OSError, ValueError):  # what is left to write must not fail again at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(2)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
