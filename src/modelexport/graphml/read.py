@@ -17,7 +17,7 @@ import msgspec
 from lxml import etree
 
 from modelexport.errors import FileError, FormatError
-from modelexport.graphml.dialect import FORMAT_VERSION, GRAPHML, ON_EDGES, ON_GRAPH, ON_NODES
+from modelexport.graphml.dialect import FORMAT_VERSION, GRAPHML, ON_EDGES, ON_GRAPH, ON_NODES, YED
 from modelexport.graphml.tensors import Span
 from modelexport.tagged.files import check_ordinary
 
@@ -25,6 +25,8 @@ _CHUNK = 1 << 16
 _SHARE = 0.9
 """What reading the XML is of the whole work, about."""
 _NODE, _EDGE, _GRAPH, _DATA, _KEY = (f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "graph", "data", "key"))
+_LABEL = f"{{{YED}}}NodeLabel"
+_TAKEN = frozenset({_NODE, _EDGE, _GRAPH, _DATA, _KEY, _LABEL})
 _OURS = {"graph": ON_GRAPH, "node": ON_NODES, "edge": ON_EDGES}
 _WRITE_AGAIN = "write it again with export-graphml"
 
@@ -118,7 +120,6 @@ class _Target:
         self.begun = False
         self._spool, self._spool_path = spool, spool_path
         self._names: dict[str, tuple[str, str]] = {}
-        self._label_key = ""
         self._open: list[tuple[str, Any]] = []
         self._nodes: list[tuple[int, NodeData]] = []
         self._edge: dict[str, str] = {}
@@ -143,6 +144,8 @@ class _Target:
             if tag != f"{{{GRAPHML}}}graphml":
                 raise FormatError("it is another kind of XML", hint="name a .graphml file that export-graphml wrote")
             self.begun = True
+        if tag not in _TAKEN:  # most of a file is graphics
+            return
         if tag == _DATA:
             self._begin_data(attributes.get("key", ""))
         elif tag == _NODE:
@@ -162,7 +165,7 @@ class _Target:
             scope, name = attributes.get("for", ""), attributes.get("attr.name", "")
             if name in _OURS.get(scope, ()):
                 self._names[attributes.get("id", "")] = (scope, name)
-        elif self._nodes and not self._nodes[-1][1].label and tag.endswith("}NodeLabel"):
+        elif self._nodes and not self._nodes[-1][1].label:
             self._wants_label = True
             self._text = []
 
@@ -181,6 +184,8 @@ class _Target:
             self._text.append(text)
 
     def end(self, tag: str) -> None:
+        if tag not in _TAKEN:
+            return
         if tag == _DATA:
             if self._sink:
                 self._end_data()
@@ -192,7 +197,7 @@ class _Target:
             self._add_edge(source, target)
         elif tag == _GRAPH:
             self._open.pop()
-        elif self._wants_label and tag.endswith("}NodeLabel"):
+        elif tag == _LABEL and self._wants_label:
             self._nodes[-1][1].label = "".join(self._text)
             self._wants_label = False
 
