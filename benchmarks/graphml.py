@@ -17,6 +17,7 @@ import onnx
 from onnx import numpy_helper
 
 from benchmarks.generated import write_graph
+from benchmarks.reading import peak_kib
 from modelexport.graphml.dialect import MODES, data_path, graphml_path
 from modelexport.tagged import wire
 from modelexport.tagged.files import mapped
@@ -28,23 +29,17 @@ AIM_GROWTH, AIM_MEMORY, AIM_WEIGHTS = 12.0, 6.0, 0.1
 WORKS = ("write", "read")
 
 
-def peak() -> int:
-    """The largest size so far of this process in memory, in bytes."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-
-
 def work_once(work: str, path: Path, mode: str) -> None:
     import modelexport
 
     write, read = modelexport.export_graphml, modelexport.import_onnx
     Path("/proc/self/clear_refs").write_text("5")
-    before, start = peak(), time.perf_counter()
+    before, start = peak_kib(), time.perf_counter()
     if work == "write":
         write(path, parameters=mode)
     else:
         read(graphml_path(path), path.with_name("back.onnx"))
-    print(time.perf_counter() - start, peak() - before)
+    print(time.perf_counter() - start, 1024 * (peak_kib() - before))
 
 
 def measured(work: str, path: Path, mode: str = MODES[0]) -> tuple[float, float]:

@@ -71,16 +71,16 @@ def peak(name: str, files: dict[str, Path]) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
-def _peak_kib() -> int:
+def peak_kib() -> int:
     """The largest size so far of this process alone; getrusage would count the parent's too."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def run_once(name: str, paths: list[str]) -> None:
-    before = _peak_kib()
+    before = peak_kib()
     result = COMMANDS[name][1](*map(Path, paths))
-    print(_peak_kib() - before)
+    print(peak_kib() - before)
     del result
 
 

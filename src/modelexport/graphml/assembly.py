@@ -7,27 +7,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from modelexport.errors import FormatError
-from modelexport.graph import StoredNodes, flatten, nested_graphs
-from modelexport.graphml.dialect import INITIALIZER, SPARSE
+from modelexport.graph import StoredNodes, nested_graphs
+from modelexport.graphml.dialect import INITIALIZER, SPARSE, WRITE_AGAIN
 from modelexport.graphml.parts import Checked, End, Part, Parts, check_part
 from modelexport.graphml.read import exact_bytes
 from modelexport.graphml.tensors import EXTERNAL, Piece, Values, chunks, joined, tensors_in
-from modelexport.graphml.views import plain
-from modelexport.graphml.wiring import Wiring, body_scope, function_scope, structure_digest
+from modelexport.graphml.wiring import function_scope
 from modelexport.tagged import wire
 from modelexport.tagged.files import external_location
 from modelexport.tagged.weights import declared_place
 
 _GRAPH = 7
 _NODE, _INITIALIZER, _SPARSE = 1, 5, 15
-_NOTHING, _NOTE = -1, -2
-_BODY = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
+BODY_SCOPE = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 
 class ExternalValues(NamedTuple):
@@ -51,9 +48,7 @@ class Assembly:
         try:
             frame = onnx.ModelProto.FromString(self.frame)
         except DecodeError as error:
-            raise FormatError(
-                f"the model in {parts.path} is damaged", hint="write it again with export-graphml"
-            ) from error
+            raise FormatError(f"the model in {parts.path} is damaged", hint=WRITE_AGAIN) from error
         self._functions = {function_scope(place): function for place, function in enumerate(frame.functions)}
         self._nested: dict[int, dict[int, list[int | End]]] = {}
         self._in_functions: dict[str, list[int]] = {}
@@ -87,7 +82,7 @@ class Assembly:
         return main
 
     def _note(self, part: Part, member: int | End) -> None:
-        found = _BODY.fullmatch(part.scope)
+        found = BODY_SCOPE.fullmatch(part.scope)
         if found is None or int(found[1]) not in self.parts.operators or int(found[1]) == member:
             raise FormatError(
                 f"{part.place} belongs to the graph {part.scope!r}, which is not there",
@@ -108,7 +103,7 @@ class Assembly:
             graphs = [graph for _, graph in nested_graphs(node.attribute)]
             for place, members in (bodies or {}).items():
                 if place >= len(graphs):
-                    raise FormatError(f"{part.place} has no body {place}", hint="write it again with export-graphml")
+                    raise FormatError(f"{part.place} has no body {place}", hint=WRITE_AGAIN)
                 self._fill(graphs[place], members, messages)
             messages[order] = node.SerializeToString()
         return messages
@@ -119,7 +114,7 @@ class Assembly:
                 if member not in messages:  # it says that it lies in one that comes after it
                     raise FormatError(
                         f"{self.parts.operators[member].place} lies in itself",
-                        hint="write it again with export-graphml",
+                        hint=WRITE_AGAIN,
                     )
                 graph.node.add().ParseFromString(messages[member])
             elif member.kind == INITIALIZER:
@@ -136,7 +131,7 @@ class Assembly:
         tensors = dict(tensors_in(message))
         for at, values in self._values(part).items():
             if at not in tensors:
-                raise FormatError(f"{part.place} has no tensor {at!r}", hint="write it again with export-graphml")
+                raise FormatError(f"{part.place} has no tensor {at!r}", hint=WRITE_AGAIN)
             inside = self._note_external(tensors[at], values, part)
             pieces = joined(tensors[at].SerializeToString(), inside)
             tensors[at].ParseFromString(b"".join(in_bytes(pieces)))
@@ -147,7 +142,7 @@ class Assembly:
         part = self.parts.weights[end]
         values = self._values(part)
         if set(values) - {""}:
-            raise FormatError(f"{part.place} is one tensor", hint="write it again with export-graphml")
+            raise FormatError(f"{part.place} is one tensor", hint=WRITE_AGAIN)
         inside = self._note_external(TensorProto.FromString(part.message), values.get("", {}), part)
         return joined(part.message, inside)
 
@@ -176,14 +171,11 @@ class Assembly:
 
     def pieces(self) -> list[Piece]:
         """The whole model, weights as stretches of the files that hold them."""
-        nodes = [piece for node in self.nodes for piece in (wire.header(_NODE, len(node)), node)]
-        return _with_graph(self.frame, nodes, self.initializers, self.sparse)
+        return _with_graph(self.frame, self.nodes, self.initializers, self.sparse)
 
     def model(self, *, with_nodes: bool) -> onnx.ModelProto:
         """The model without the values of its weights; with the nodes of its main graph if asked for."""
-        nodes: list[Piece] = []
-        if with_nodes:
-            nodes = [piece for node in self.nodes for piece in (wire.header(_NODE, len(node)), node)]
+        nodes = self.nodes if with_nodes else []
         heads: list[list[Piece]] = [[self.parts.weights[end].message] for end in self._main(INITIALIZER)]
         proto = onnx.ModelProto()
         proto.ParseFromString(b"".join(in_bytes(_with_graph(self.frame, nodes, heads, self.sparse))))
@@ -204,19 +196,20 @@ class Assembly:
 
 
 def _with_graph(
-    frame: bytes, nodes: Sequence[Piece], initializers: Iterable[Sequence[Piece]], sparse: Iterable[bytes]
+    frame: bytes, nodes: Iterable[bytes], initializers: Iterable[Sequence[Piece]], sparse: Iterable[bytes]
 ) -> list[Piece]:
     """The frame with the main graph's nodes and weights, each where a protobuf library writes it."""
     pieces: list[Piece] = []
+    operators = [piece for node in nodes for piece in _delimited(_NODE, [node])]
     weights = [piece for tensor in initializers for piece in _delimited(_INITIALIZER, tensor)]
     further = [piece for tensor in sparse for piece in _delimited(_SPARSE, [tensor])]
     for field in wire.fields(frame, 0, len(frame)):
         if field.number == _GRAPH:
             inner = frame[field.body : field.end]
             first, second = wire.place_of(inner, _INITIALIZER), wire.place_of(inner, _SPARSE)
-            parts = [*nodes, inner[:first], *weights, inner[first:second], *further, inner[second:]]
+            parts = [*operators, inner[:first], *weights, inner[first:second], *further, inner[second:]]
             pieces += _delimited(_GRAPH, parts)
-            nodes, weights, further = [], [], []
+            operators, weights, further = [], [], []
         else:
             pieces.append(frame[field.start : field.end])
     return pieces
@@ -233,94 +226,3 @@ def in_bytes(pieces: Iterable[Piece]) -> Iterable[bytes]:
             yield bytes(piece)
         else:
             yield from chunks(piece)
-
-
-class Comparison:
-    """The elements of an assembled model against the nodes and edges of the picture."""
-
-    def __init__(self, assembly: Assembly) -> None:
-        self.assembly = assembly
-        self.parts = assembly.parts
-        model = assembly.model(with_nodes=False)
-        self.graph = flatten(model, assembly.stored_nodes())
-        self.wiring = Wiring(self.graph, model)
-        first = len(self.graph.nodes)
-        known = {End(t.kind, t.scope, t.position): element for element, t in enumerate(self.wiring.terminals, first)}
-        self.elements: dict[int, int] = {number: assembly.rank[order] for number, order in self.parts.orders.items()}
-        places = _weight_ranks(self.parts)
-        for number, end in self.parts.ends.items():
-            position = places.get(end, end.position)
-            element = known.get(End(end.kind, self.scope(end.scope), position))
-            if element is None:
-                raise FormatError(f"{self.parts.places.get(number, end.kind)} belongs to no graph of the model")
-            self.elements[number] = element
-
-    def scope(self, told: str) -> str:
-        """The graph that a scope of the picture means, now that some operators may be gone."""
-        found = _BODY.fullmatch(told)
-        if found is None or int(found[1]) not in self.assembly.rank:
-            return told
-        return body_scope(self.assembly.rank[int(found[1])], int(found[2]))
-
-    def is_unchanged(self) -> bool:
-        """Whether the picture has the structure that it was written with."""
-        parts = self.parts
-        if parts.added or any(part.edits for part in parts.operators.values()):
-            return False
-        if len(parts.weights) != parts.parameters.weights:
-            return False
-        if len(parts.orders) + len(parts.ends) != len(self.graph.nodes) + len(self.wiring.terminals):
-            return False
-        for number, element in self.elements.items():
-            if element >= len(self.graph.nodes):
-                told = parts.told_names[number]
-                if told and told != plain(self.wiring.terminal(element).name):
-                    return False
-        if self._notes_in_between() or not np.array_equal(self._drawn(), self._expected()):
-            return False
-        return self.is_recorded()
-
-    def is_recorded(self) -> bool:
-        """Whether the operators are those that were there when the GraphML was written."""
-        return structure_digest(self.graph) == self.parts.card.told.get("topology", "")
-
-    def _notes_in_between(self) -> bool:
-        """Whether edges lead into a note and out of it again, as if it did something."""
-        notes, edges = self.parts.notes, self.parts.edges
-        if not notes:
-            return False
-        ends = list(zip(edges.sources, edges.targets, strict=True))
-        outwards = {source for source, target in ends if source in notes and target in self.elements}
-        return any(target in outwards and source in self.elements for source, target in ends)
-
-    def _expected(self) -> np.ndarray:
-        rows = np.fromiter((number for wire in self.wiring.wires() for number in wire), np.int64)
-        return _sorted(rows.reshape(-1, 4))
-
-    def _drawn(self) -> np.ndarray:
-        edges = self.parts.edges
-        lookup = np.full(len(edges.numbers) + 1, _NOTHING, np.int64)
-        lookup[np.fromiter(self.elements, np.int64)] = np.fromiter(self.elements.values(), np.int64)
-        ends = [lookup[np.frombuffer(column, np.int64)] for column in (edges.sources, edges.targets)]
-        rows = [ends[0], np.frombuffer(edges.outputs, np.int64), ends[1], np.frombuffer(edges.slots, np.int64)]
-        table = np.stack(rows, axis=1)
-        if self.parts.notes:
-            lookup[np.fromiter(self.parts.notes, np.int64)] = _NOTE
-            drawn = [lookup[np.frombuffer(column, np.int64)] for column in (edges.sources, edges.targets)]
-            table = table[(drawn[0] != _NOTE) & (drawn[1] != _NOTE)]
-        return _sorted(table)
-
-
-def _sorted(rows: np.ndarray) -> np.ndarray:
-    return rows[np.lexsort(rows.T[::-1])]
-
-
-def _weight_ranks(parts: Parts) -> dict[End, int]:
-    """The place of every weight among those that are left of its graph."""
-    ranks: dict[End, int] = {}
-    counts: dict[tuple[str, str], int] = {}
-    for end in sorted(parts.weights):
-        graph = (end.kind, end.scope)
-        ranks[end] = counts.get(graph, 0)
-        counts[graph] = ranks[end] + 1
-    return ranks

@@ -46,6 +46,9 @@ ON_NODES = {
 }
 ON_EDGES = {"tensor": _STRING, "type": _STRING, "shape": _STRING, "source_output": _INT, "target_input": _INT}
 
+WRITE_AGAIN = "write it again with export-graphml"
+"""What to do about a file that is damaged."""
+
 MODES = ("sidecar", "embedded", "reference")
 """Where the values of weights are: in the .onnxdata beside the GraphML, inside it, or in the original model."""
 

@@ -6,18 +6,18 @@ An edit that leaves no valid model is refused with its place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
-from heapq import heapify, heappop, heappush
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import onnx
 
 from modelexport.errors import FormatError
 from modelexport.graph import flatten, function_key, nested_graphs
-from modelexport.graphml.assembly import Comparison
+from modelexport.graphml.comparison import Comparison
 from modelexport.graphml.dialect import INPUT, OUTPUT
+from modelexport.graphml.ordering import running_order
 from modelexport.graphml.parts import READ_BACK
-from modelexport.graphml.read import NodeData
+from modelexport.graphml.read import NodeData, whole_number
 from modelexport.graphml.retype import check, defined, infer_types, read_by
 from modelexport.graphml.views import EditError, edited_attributes, plain
 from modelexport.graphml.wiring import Wire, body_scope, filled, function_scope, scopes_of
@@ -63,24 +63,25 @@ class _Editor:
         scope_of = scopes_of(graph)
         self._scopes = {index: scope_of(index) for index in range(self._operators)}
         self._graphs: dict[str, Graphish] = {"": self.model.graph}
-        self._around: dict[str, str] = {}
+        self._inside: dict[str, int] = {}  # the operator that a body is in
         for index in graph.bodies:
             for place, (_, nested) in enumerate(nested_graphs(graph.protos[index].attribute)):
                 scope = body_scope(index, place)
                 self._graphs[scope] = nested
-                self._around[scope] = self._scopes[index]
+                self._inside[scope] = index
         self._functions = {function_scope(place): function for place, function in enumerate(self.model.functions)}
         self._graphs |= self._functions
         orders = comparison.assembly.orders
         self._places = {index: self._parts.operators[order].place for index, order in enumerate(orders)}
         self._versions = {entry.domain or "ai.onnx": entry.version for entry in self.model.opset_import}
-        self._names = _all_names(self.model)
+        self._names = set[str]().union(*map(defined, self._graphs.values()))
         self._node_names: Counter[str] = Counter()
         self._touched: set[int] = set()
+        self._left: frozenset[int] = frozenset()
         self._led_out: dict[int, tuple[str, str]] = {}
         self._renamed: dict[str, str] = {}
         self.changes: list[str] = []
-        self._count_removed("operator", _recorded(self._parts.card.told.get("operators", "")) - len(orders))
+        self._count_removed("operator", whole_number(self._parts.card.told.get("operators", "")) - len(orders))
         self._count_removed("weight", self._parts.parameters.weights - len(self._parts.weights))
 
     def _count_removed(self, what: str, count: int) -> None:
@@ -157,6 +158,7 @@ class _Editor:
 
     def connect(self) -> None:
         """Inputs as the edges say."""
+        self._left = frozenset(self._elements.values())
         drawn: dict[int, list[Wire]] = {}
         edges = self._parts.edges
         notes: dict[int, set[str]] = {}
@@ -267,12 +269,11 @@ class _Editor:
 
     def _check_visible(self, name: str, home: str, scope: str, place: str) -> None:
         """A body sees what is around it, unless something of its own has the same name."""
-        while scope != home:
-            if scope not in self._around:
-                raise self._refuse(place, "an edge crosses the border of a body or function that it cannot cross")
-            if name in defined(self._graphs[scope]):
-                raise self._refuse(place, f"an edge leads to where {plain(name)!r} is something else")
-            scope = self._around[scope]
+        around = list(self._outwards(scope))
+        if home not in around:
+            raise self._refuse(place, "an edge crosses the border of a body or function that it cannot cross")
+        if any(name in defined(self._graphs[inner]) for inner in around[: around.index(home)]):
+            raise self._refuse(place, f"an edge leads to where {plain(name)!r} is something else")
 
     def _new_output(self, node: onnx.NodeProto, place: int, where: str) -> str:
         """An output of a new operator; an edge that comes from elsewhere may have another place in mind."""
@@ -290,7 +291,7 @@ class _Editor:
     def _lead_out(self, target: int, drawn: list[Wire]) -> None:
         terminal = self._wiring.terminal(target)
         place = f"output {plain(terminal.name)!r}"
-        if target not in self._elements.values():
+        if target not in self._left:
             return
         if len(drawn) != 1:
             raise self._refuse(place, "it needs one edge that leads to it" + (", and has several" if drawn else ""))
@@ -305,11 +306,10 @@ class _Editor:
 
     def remove_ends(self) -> None:
         """Inputs and outputs whose nodes were removed."""
-        left = set(self._elements.values())
         gone = [
             terminal
             for element, terminal in enumerate(self._wiring.terminals, self._operators)
-            if element not in left and terminal.kind in (INPUT, OUTPUT)
+            if element not in self._left and terminal.kind in (INPUT, OUTPUT)
         ]
         for terminal in sorted(gone, key=lambda terminal: -terminal.position):
             place = f"{terminal.kind} {plain(terminal.name)!r}"
@@ -325,9 +325,8 @@ class _Editor:
 
     def _is_gone(self, scope: str) -> bool:
         """Whether nothing is left of a function."""
-        left = self._elements.values()
         ends = (e for e, t in enumerate(self._wiring.terminals, self._operators) if t.scope == scope)
-        return scope in self._functions and not self._functions[scope].node and not any(e in left for e in ends)
+        return scope in self._functions and not self._functions[scope].node and self._left.isdisjoint(ends)
 
     def _remove_function(self, scope: str) -> None:
         key = _key(self._functions[scope])
@@ -342,11 +341,10 @@ class _Editor:
         main = self.model.graph
         led = {old: new for target, (old, new) in self._led_out.items() if not self._wiring.terminal(target).scope}
         made = {name for node in main.node for name in node.output if name}
-        left = set(self._elements.values())
         kept = [
             terminal.name
             for element, terminal in enumerate(self._wiring.terminals, self._operators)
-            if terminal.kind == OUTPUT and not terminal.scope and element in left and element not in self._led_out
+            if terminal.kind == OUTPUT and not terminal.scope and element in self._left and element not in self._led_out
         ]
         names = {name: name for name in kept}
         for old, new in led.items():
@@ -366,12 +364,8 @@ class _Editor:
 
     def sort(self) -> None:
         """New operators into their graphs, and every graph that changed into an order in which it can run."""
-        scopes = {self._scopes[element] for element in self._touched}
-        for scope in list(scopes):
-            while scope in self._around:
-                scope = self._around[scope]
-                scopes.add(scope)
-        for scope in sorted(scopes, key=self._depth, reverse=True):  # a body before the operator that it is copied with
+        depth = {scope: len(list(self._outwards(scope))) for scope in self._changed_scopes()}
+        for scope in sorted(depth, key=depth.__getitem__, reverse=True):  # a body before what it is copied with
             graph = self._graphs[scope]
             added = [
                 node
@@ -389,12 +383,6 @@ class _Editor:
                 del graph.node[:]
                 graph.node.extend(copies)
 
-    def _depth(self, scope: str) -> int:
-        depth = 0
-        while scope in self._around:
-            scope, depth = self._around[scope], depth + 1
-        return depth
-
     def _in_order(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """An order in which every node comes after what it reads, as near to the present one as can be."""
         producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
@@ -405,47 +393,42 @@ class _Editor:
         for index, sources in enumerate(reads):
             for earlier in sources:
                 readers[earlier].append(index)
-        waits = [len(sources) for sources in reads]
-        ready = [index for index, count in enumerate(waits) if not count]
-        heapify(ready)
-        ordered = []
-        while ready:
-            index = heappop(ready)
-            ordered.append(nodes[index])
-            for reader in readers[index]:
-                waits[reader] -= 1
-                if not waits[reader]:
-                    heappush(ready, reader)
-        if len(ordered) < len(nodes):
-            stuck = next(nodes[index] for index, count in enumerate(waits) if count)
-            raise self._refuse(plain(stuck.name or stuck.op_type), "it waits for its own result: the edges go round")
-        return ordered
+        order = running_order(readers, range(len(nodes)))
+        done: set[int] = set()
+        for index in order:
+            if not reads[index] <= done:
+                name = plain(nodes[index].name or nodes[index].op_type)
+                raise self._refuse(name, "it waits for its own result: the edges go round")
+            done.add(index)
+        return [nodes[index] for index in order]
 
     def changed_tensors(self) -> set[str]:
         """The tensors of the main graph that may be something else now, those behind them not counted."""
         names = {new for target, (_, new) in self._led_out.items() if not self._wiring.terminal(target).scope}
         for element in self._touched:
-            inner, scope = self._protos[element], self._scopes[element]
-            names.update(name for name in inner.output if name)
-            while scope in self._around:  # a change in a body changes what its operator gives
-                index = int(scope.partition("/")[0])
-                names.update(name for name in self._protos[index].output if name)
-                scope = self._around[scope]
-        for target in self._led_out:
-            scope = self._wiring.terminal(target).scope
-            if scope in self._around:
-                names.update(self._protos[int(scope.partition("/")[0])].output)
+            names.update(filter(None, self._protos[element].output))
+        for scope in self._changed_scopes():
+            if scope in self._inside:  # a change in a body changes what its operator gives
+                names.update(filter(None, self._protos[self._inside[scope]].output))
         return {self._renamed.get(name, name) for name in names}
 
     def changed_functions(self) -> set[str]:
         """The functions that do something else now."""
+        changed = self._changed_scopes()
+        return {_key(function) for scope, function in self._functions.items() if scope in changed}
+
+    def _changed_scopes(self) -> set[str]:
+        """The graphs that something changed in, and those around them."""
         touched = {self._scopes[element] for element in self._touched}
         touched |= {self._wiring.terminal(target).scope for target in self._led_out}
-        for scope in list(touched):
-            while scope in self._around:
-                scope = self._around[scope]
-                touched.add(scope)
-        return {_key(function) for scope, function in self._functions.items() if scope in touched}
+        return {outer for scope in touched for outer in self._outwards(scope)}
+
+    def _outwards(self, scope: str) -> Iterator[str]:
+        """A graph, the one that its operator is in, and so on."""
+        yield scope
+        while scope in self._inside:
+            scope = self._scopes[self._inside[scope]]
+            yield scope
 
 
 def _kinds(schema: Any) -> dict[str, int]:
@@ -481,22 +464,6 @@ def _unused(name: str, names: Container[str]) -> str:
     while found in names:
         found, number = f"{name}_{number}", number + 1
     return found
-
-
-def _all_names(model: onnx.ModelProto) -> set[str]:
-    names = defined(model.graph).union(*(function.input for function in model.functions))
-    waiting: list[Iterable[onnx.NodeProto]] = [model.graph.node, *(function.node for function in model.functions)]
-    for nodes in waiting:
-        for node in nodes:
-            names.update(node.output)
-            for _, graph in nested_graphs(node.attribute):
-                names |= defined(graph)
-                waiting.append(graph.node)
-    return names
-
-
-def _recorded(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def _listed(names: list[str]) -> str:

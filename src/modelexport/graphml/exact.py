@@ -92,8 +92,8 @@ class ExactForms:
             for place, (_, nested) in enumerate(nested_graphs(graph.protos[index].attribute)):
                 self._graphs[body_scope(index, place)] = nested
 
-    def operator(self, index: int, store: Store) -> Exact:
-        node = self._graph.protos[index]
+    def operator(self, index: int, node: onnx.NodeProto, store: Store) -> Exact:
+        """An operator by its number, and its message, which is at hand."""
         if index in self._graph.bodies:
             node = _without_bodies(node)
         elif not node.attribute:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from modelexport.graphml.dialect import INPUT, WEIGHTS
+from modelexport.graphml.ordering import running_order
 from modelexport.graphml.scene import SHEET, Scene
 
 ROW_GAP, COLUMN_GAP = 44.0, 28.0
@@ -181,27 +181,9 @@ def _running_order(members: Sequence[int], wires: array[int], first: Callable[[i
     """The places of the members, each after what it reads from; where that goes round, by when they first run."""
     place = {member: number for number, member in enumerate(members)}
     readers: list[list[int]] = [[] for _ in members]
-    waits = [0] * len(members)
     for start in range(0, len(wires), 2):
         readers[place[wires[start]]].append(place[wires[start + 1]])
-        waits[place[wires[start + 1]]] += 1
-    firsts = [first(member) for member in members]
-    ready = [(firsts[number], number) for number, count in enumerate(waits) if not count]
-    heapify(ready)
-    left = iter(sorted(range(len(members)), key=firsts.__getitem__))
-    done = [False] * len(members)
-    order: list[int] = []
-    while len(order) < len(members):
-        number = heappop(ready)[1] if ready else next(left)
-        if done[number]:
-            continue
-        done[number] = True
-        order.append(number)
-        for reader in readers[number]:
-            waits[reader] -= 1
-            if not waits[reader] and not done[reader]:
-                heappush(ready, (firsts[reader], reader))
-    return order
+    return running_order(readers, [first(member) for member in members])
 
 
 class _Rows:

@@ -14,14 +14,24 @@ from google.protobuf.message import DecodeError
 
 from modelexport.errors import FileError, FormatError
 from modelexport.graph import nested_graphs
-from modelexport.graphml.dialect import BODY, FUNCTION, MODEL, MODES, MODULE, OPERATOR, SPARSE, TERMINALS, WEIGHTS
-from modelexport.graphml.read import Document, NodeData, exact_bytes, place
+from modelexport.graphml.dialect import (
+    BODY,
+    FUNCTION,
+    MODEL,
+    MODES,
+    MODULE,
+    OPERATOR,
+    SPARSE,
+    TERMINALS,
+    WEIGHTS,
+    WRITE_AGAIN,
+)
+from modelexport.graphml.read import Document, NodeData, exact_bytes, place, whole_number
 from modelexport.graphml.store import Stored, part_check
 from modelexport.graphml.tensors import FIELDS, Span
 from modelexport.graphml.views import attributes_text, plain, says_the_same
 from modelexport.tagged.files import is_file
 
-_WRITE_AGAIN = "write it again with export-graphml"
 READ_BACK = ("operator", "domain", "name", "attributes")
 """What may be edited on an operator."""
 _GROUPS = (MODULE, BODY, FUNCTION)
@@ -114,10 +124,10 @@ class Parts:
         self._check_scopes()
         if "onnx" not in self.card.told:
             raise FormatError(
-                f"{self.path} holds no model", hint="the node that describes the model is missing; " + _WRITE_AGAIN
+                f"{self.path} holds no model", hint="the node that describes the model is missing; " + WRITE_AGAIN
             )
         if "format_version" not in self.card.told:
-            raise FormatError(f"{self.path} does not say its format version", hint=_WRITE_AGAIN)
+            raise FormatError(f"{self.path} does not say its format version", hint=WRITE_AGAIN)
         self.parameters = _parameters(self.path, self.card)
         self._loader = _Loader(self.path.parent, self.parameters)
 
@@ -204,7 +214,7 @@ class Parts:
             self.places[number] = node.place
             return
         if "onnx" not in node.told:
-            raise FormatError(f"{self.path}: the exact form of {node.place} is missing", hint=_WRITE_AGAIN)
+            raise FormatError(f"{self.path}: the exact form of {node.place} is missing", hint=WRITE_AGAIN)
         message = exact_bytes(node)
         _parsed(onnx.SparseTensorProto if kind == SPARSE else onnx.TensorProto, message, node)
         self.weights[end] = _part(kind, message, node)
@@ -227,31 +237,31 @@ def _part(kind: str, message: bytes, node: NodeData) -> Part:
 def check_part(message: bytes, node: NodeData) -> None:
     """Whether the exact form of a part is the one that was written, and so is what it says of its values."""
     if node.told.get("check", "") != part_check(message, node.told.get("values", "")):
-        raise FormatError(f"the exact form of {node.place} is damaged", hint=_WRITE_AGAIN)
+        raise FormatError(f"the exact form of {node.place} is damaged", hint=WRITE_AGAIN)
 
 
 def _parameters(path: Path, card: NodeData) -> Parameters:
     try:
         parameters = msgspec.json.decode(card.told.get("parameters", ""), type=Parameters)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise FormatError(f"{path} does not say where its weights are", hint=_WRITE_AGAIN) from error
+        raise FormatError(f"{path} does not say where its weights are", hint=WRITE_AGAIN) from error
     if parameters.mode not in MODES:
-        raise FormatError(f"{path}: there is no parameter mode {parameters.mode!r}", hint=_WRITE_AGAIN)
+        raise FormatError(f"{path}: there is no parameter mode {parameters.mode!r}", hint=WRITE_AGAIN)
     return parameters
 
 
 def _number(node: NodeData, key: str) -> int:
-    text = node.told.get(key, "").strip()
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise FormatError(f"{node.place} has no {key}", hint=_WRITE_AGAIN)
-    return int(text)
+    number = whole_number(node.told.get(key, ""))
+    if number < 0:
+        raise FormatError(f"{node.place} has no {key}", hint=WRITE_AGAIN)
+    return number
 
 
 def _parsed(kind: Any, message: bytes, node: NodeData) -> Any:
     try:
         proto = kind.FromString(message)
     except DecodeError as error:
-        raise FormatError(f"the exact form of {node.place} is damaged", hint=_WRITE_AGAIN) from error
+        raise FormatError(f"the exact form of {node.place} is damaged", hint=WRITE_AGAIN) from error
     return proto
 
 
@@ -263,25 +273,21 @@ class _Loader:
         self._parameters = parameters
         self._sizes: dict[str, int] = {}
 
-    def copy_of(self, node: NodeData) -> Part:
-        """The part that a copied node holds."""
-        return _part(OPERATOR, exact_bytes(node), node)
-
     def values(self, part: Part) -> list[tuple[str, str, Checked]]:
         try:
             stored = msgspec.json.decode(part.stored, type=list[Stored])
         except (msgspec.DecodeError, RecursionError) as error:
-            raise FormatError(f"what is said of the values of {part.place} is damaged", hint=_WRITE_AGAIN) from error
+            raise FormatError(f"what is said of the values of {part.place} is damaged", hint=WRITE_AGAIN) from error
         found = []
         if self._parameters.mode == "embedded" and len(part.embedded) != len(stored):
-            raise FormatError(f"the embedded values of {part.place} are cut short", hint=_WRITE_AGAIN)
+            raise FormatError(f"the embedded values of {part.place} are cut short", hint=WRITE_AGAIN)
         for number, entry in enumerate(stored):
             if entry.field not in FIELDS:
-                raise FormatError(f"{part.place} has values of an unknown kind", hint=_WRITE_AGAIN)
+                raise FormatError(f"{part.place} has values of an unknown kind", hint=WRITE_AGAIN)
             if self._parameters.mode == "embedded":
                 span = part.embedded[number]
                 if span.length != entry.length:
-                    raise FormatError(f"the embedded values of {part.place} are cut short", hint=_WRITE_AGAIN)
+                    raise FormatError(f"the embedded values of {part.place} are cut short", hint=WRITE_AGAIN)
                 checked = Checked(span.path, span.offset, span.length, entry.sha256, part.place)
             else:
                 checked = self._in_file(entry, part)
@@ -291,13 +297,13 @@ class _Loader:
     def _in_file(self, entry: Stored, part: Part) -> Checked:
         name = entry.file if self._parameters.mode == "reference" else self._parameters.file
         if name is None or entry.offset is None:
-            raise FormatError(f"nothing says where the values of {part.place} are", hint=_WRITE_AGAIN)
+            raise FormatError(f"nothing says where the values of {part.place} are", hint=WRITE_AGAIN)
         if name not in self._sizes:
             self._sizes[name] = self._size(name)
         if entry.offset < 0 or entry.length < 0 or entry.offset + entry.length > self._sizes[name]:
             raise FormatError(
                 f"{self._folder / name} is too short for the values of {part.place}",
-                hint="it is cut short or another file; " + _WRITE_AGAIN,
+                hint="it is cut short or another file; " + WRITE_AGAIN,
             )
         return Checked(self._folder / name, entry.offset, entry.length, entry.sha256, part.place)
 

@@ -17,7 +17,7 @@ import msgspec
 from lxml import etree
 
 from modelexport.errors import FileError, FormatError
-from modelexport.graphml.dialect import FORMAT_VERSION, GRAPHML, ON_EDGES, ON_GRAPH, ON_NODES, YED
+from modelexport.graphml.dialect import FORMAT_VERSION, GRAPHML, ON_EDGES, ON_GRAPH, ON_NODES, WRITE_AGAIN, YED
 from modelexport.graphml.tensors import Span
 from modelexport.tagged.files import check_ordinary
 
@@ -28,7 +28,6 @@ _NODE, _EDGE, _GRAPH, _DATA, _KEY = (f"{{{GRAPHML}}}{name}" for name in ("node",
 _LABEL = f"{{{YED}}}NodeLabel"
 _TAKEN = frozenset({_NODE, _EDGE, _GRAPH, _DATA, _KEY, _LABEL})
 _OURS = {"graph": ON_GRAPH, "node": ON_NODES, "edge": ON_EDGES}
-_WRITE_AGAIN = "write it again with export-graphml"
 
 
 class NodeData(msgspec.Struct, gc=False):
@@ -87,7 +86,7 @@ class Document:
         except etree.XMLSyntaxError as error:
             what = "is no XML" if not target.begun else "is cut short or damaged"
             where = f"line {error.lineno}" if error.lineno else "at its end"
-            raise FormatError(f"{self.path} {what} ({where})", hint=_WRITE_AGAIN) from error
+            raise FormatError(f"{self.path} {what} ({where})", hint=WRITE_AGAIN) from error
         except IsADirectoryError as error:
             raise FileError(f"{self.path} is a folder", hint="name the .graphml file in it") from error
         except OSError as error:
@@ -95,7 +94,7 @@ class Document:
                 raise
             raise FileError(f"cannot read {self.path}: {error.strerror}", hint="check the path") from error
         except FormatError as error:
-            raise FormatError(f"{self.path}: {error.message}", hint=error.hint or _WRITE_AGAIN) from error
+            raise FormatError(f"{self.path}: {error.message}", hint=error.hint or WRITE_AGAIN) from error
         yield from target.taken()
         self.edges = Edges(target)
 
@@ -109,7 +108,7 @@ class Edges:
         for row, end, identity in target.unresolved:
             number = self.numbers.get(identity)
             if number is None:
-                raise FormatError(f"an edge ends at {identity!r}, which is no node", hint=_WRITE_AGAIN)
+                raise FormatError(f"an edge ends at {identity!r}, which is no node", hint=WRITE_AGAIN)
             (self.sources, self.targets)[end][row] = number
 
 
@@ -227,8 +226,8 @@ class _Target:
             if number < 0:
                 self.unresolved.append((len(column), end, identity))
             column.append(number)
-        outputs.append(_whole(self._edge.get("source_output", "")))
-        slots.append(_whole(self._edge.get("target_input", "")))
+        outputs.append(whole_number(self._edge.get("source_output", "")))
+        slots.append(whole_number(self._edge.get("target_input", "")))
 
     def close(self) -> None:
         """The parser wants one; it calls it after an error as well."""
@@ -242,7 +241,8 @@ def _check_version(text: str) -> None:
         )
 
 
-def _whole(text: str) -> int:
+def whole_number(text: str) -> int:
+    """A number that is written in plain digits, or -1."""
     text = text.strip()
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
 
@@ -292,4 +292,4 @@ def exact_bytes(node: NodeData) -> bytes:
     try:
         return base64.b64decode("".join(node.told["onnx"].split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise FormatError(f"the exact form of {node.place} is no base64", hint=_WRITE_AGAIN) from error
+        raise FormatError(f"the exact form of {node.place} is no base64", hint=WRITE_AGAIN) from error

@@ -13,7 +13,9 @@ from google.protobuf.message import DecodeError
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, FileError, FormatError
 from modelexport.graph import flatten
-from modelexport.graphml.assembly import Assembly, Comparison, ExternalValues, in_bytes
+from modelexport.graphml.assembly import Assembly, ExternalValues, in_bytes
+from modelexport.graphml.comparison import Comparison
+from modelexport.graphml.dialect import WRITE_AGAIN
 from modelexport.graphml.edits import applied
 from modelexport.graphml.parts import Parts
 from modelexport.graphml.read import Document
@@ -73,7 +75,7 @@ def _naming(path: Path) -> Iterator[None]:
             raise
         raise FormatError(f"{path}: {error.message}", hint=error.hint) from error
     except DecodeError as error:
-        raise FormatError(f"{path}: its parts make no model", hint="write it again with export-graphml") from error
+        raise FormatError(f"{path}: its parts make no model", hint=WRITE_AGAIN) from error
 
 
 def _compared(assembly: Assembly) -> tuple[int, tuple[str, ...]]:

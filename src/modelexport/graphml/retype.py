@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import onnx
 
 from modelexport.errors import FormatError
-from modelexport.graph import function_key, nested_graphs
+from modelexport.graph import flatten, function_key, nested_graphs
 from modelexport.graphml.assembly import Assembly, in_bytes
 from modelexport.graphml.views import plain
 
@@ -126,19 +126,16 @@ def _check_calls(model: onnx.ModelProto) -> None:
     """Whether every local function that is called exists and takes that much; the checker does not look."""
     functions = {function_key(f.domain, f.name, f.overload): f for f in model.functions}
     domains = {function.domain for function in model.functions}
-    waiting: list[Iterable[onnx.NodeProto]] = [model.graph.node, *(function.node for function in model.functions)]
-    for nodes in waiting:
-        for node in nodes:
-            waiting += [graph.node for _, graph in nested_graphs(node.attribute)]
-            if node.domain not in domains:
-                continue
-            key = function_key(node.domain, node.op_type, node.overload)
-            place = plain(node.name or node.op_type)
-            if key not in functions:
-                if not onnx.defs.has(node.op_type, node.domain):
-                    raise FormatError(f"{place}: there is no function {plain(key)}", hint="undo the change")
-            elif len(node.input) > len(functions[key].input) or len(node.output) > len(functions[key].output):
-                raise FormatError(f"{place}: the function {plain(key)} takes or gives less", hint="undo the change")
+    for node in flatten(model).protos if functions else ():
+        if node.domain not in domains:
+            continue
+        key = function_key(node.domain, node.op_type, node.overload)
+        place = plain(node.name or node.op_type)
+        if key not in functions:
+            if not onnx.defs.has(node.op_type, node.domain):
+                raise FormatError(f"{place}: there is no function {plain(key)}", hint="undo the change")
+        elif len(node.input) > len(functions[key].input) or len(node.output) > len(functions[key].output):
+            raise FormatError(f"{place}: the function {plain(key)} takes or gives less", hint="undo the change")
 
 
 def read_by(node: onnx.NodeProto) -> Iterator[str]:

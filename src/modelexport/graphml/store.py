@@ -13,14 +13,12 @@ import msgspec
 from modelexport.graphml.tensors import EXTERNAL, Span, Values, chunks
 
 ALIGNMENT = 64
+_SMALL = 1024
 
 
 def part_check(message: bytes, stored: str) -> str:
     """A short digest of the exact form of a part and of where its values are, to tell when either is damaged."""
     return hashlib.blake2b(message + b"\0" + stored.encode(), digest_size=8).hexdigest()
-
-
-_SMALL = 1024
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

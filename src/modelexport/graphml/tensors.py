@@ -129,12 +129,12 @@ def split_in_file(data: wire.Buffer, field: wire.Field, path: Path) -> tuple[byt
     values: dict[str, Values] = {}
     for part in wire.fields(data, field.body, field.end):
         name = _PLAIN_FIELDS.get(part.number)
-        if name is None or (name in values and name != "raw_data"):  # in several pieces, which nobody does
+        if name is None:
             kept.append(data[part.start : part.end])
+        elif name in values and name != "raw_data":  # in several pieces, which nobody does: nothing is a stretch
+            return bytes(data[field.body : field.end]), {}
         else:
             values[name] = Span(path, part.body, part.end - part.body)
-    if any(wire_part.number in _PLAIN_FIELDS for wire_part in wire.fields(b"".join(kept), 0, sum(map(len, kept)))):
-        return bytes(data[field.body : field.end]), {}
     return b"".join(kept), values
 
 

@@ -45,7 +45,7 @@ class Wiring:
         self.terminals: list[Terminal] = []
         self._sources: dict[str, int] = {}
         main = proto.graph
-        weights = _weight_names(main)
+        weights = set(graph.initializers)
         self._add(INPUT, "", [(v.name, v.name) if v.name not in weights else None for v in main.input])
         self._add_weights("", "", main)
         self._add(OUTPUT, "", [(v.name, v.name) for v in main.output])
@@ -140,10 +140,6 @@ def under(prefix: str, name: str) -> str:
 def filled(names: Sequence[str]) -> list[int]:
     """The places of the names that are not empty."""
     return [place for place, name in enumerate(names) if name]
-
-
-def _weight_names(graph: onnx.GraphProto) -> set[str]:
-    return {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
 
 
 def structure_digest(graph: Graph) -> str:

@@ -273,7 +273,7 @@ class _Writer:
                 "call": "" if tag.hierarchy_call is None else str(tag.hierarchy_call),
             }
         self._told(told)
-        self._payload(self._exact.operator(index, self._store))
+        self._payload(self._exact.operator(index, proto, self._store))
 
     def _open_group(self, number: int) -> None:
         group = self.scene.groups[number]

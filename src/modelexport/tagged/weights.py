@@ -155,6 +155,6 @@ def declared_place(tensor: TensorProto, location: str) -> tuple[int, int | None]
 def _place(tensor: TensorProto, size: int, location: str) -> tuple[int, int]:
     offset, declared = declared_place(tensor, location)
     length = size - offset if declared is None else declared
-    if offset < 0 or length < 0 or offset + length > size:
+    if length < 0 or offset + length > size:
         raise FormatError(f"{tensor.name!r} lies beyond the end of {location}", hint="the data file is cut short")
     return offset, length
