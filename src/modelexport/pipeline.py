@@ -55,7 +55,7 @@ from modelexport.tagged.sidecar import (
     encode_sidecar,
     sidecar_path,
 )
-from modelexport.tagged.staging import Staging, check_target, staging
+from modelexport.tagged.staging import Staging, check_target, staging, write_file
 
 _EXPORTERS: dict[str, Callable[..., Baseline]] = {"dynamo": dynamo.export, "torchscript": torchscript.export}
 _OPSETS = {"dynamo": (7, 25), "torchscript": (7, 20)}
@@ -115,8 +115,7 @@ def export_model(
         dynamic_shapes=dynamic_shapes,
         external_data=external_data,
         verbose=verbose,
-        jit_graph=None if jit_graph is None else Path(jit_graph),
-        fx_graph=None if fx_graph is None else Path(fx_graph),
+        with_graph_text=jit_graph is not None or fx_graph is not None,
     )
     attempts = _attempts(strategy, exporter)
     if external_data is False and isinstance(module, nn.Module) and exceeds_one_file(module):
@@ -175,6 +174,9 @@ def export_model(
             stage.place(stage.write("report", [markdown(report).encode()]), report.report_path.name)
         stage.place(model_file, target.name)
         stage.commit()
+    graph_file = {"torchscript": jit_graph, "dynamo": fx_graph}[used]
+    if graph_file is not None and baseline.graph_text is not None:
+        write_file(check_target(graph_file, suffix=""), baseline.graph_text.encode())
     if graphml is not None:
         with steps.step("write the GraphML"):
             report = _add_graphml(report, graphml, graphml_parameters)

@@ -19,7 +19,7 @@ from modelexport.errors import ArgumentError, ModelExportError
 from modelexport.tagged.files import external_files
 from modelexport.tagged.model import load
 from modelexport.tagged.sidecar import TensorInfo, sidecar_path
-from modelexport.tagged.staging import check_target, staging
+from modelexport.tagged.staging import check_target, write_file
 
 WIDTH_WHEN_PIPED = 80
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -94,15 +94,11 @@ def emit(data: bytes, output_file: Path | None = None) -> None:
 
 
 def write(data: bytes, path: Path) -> None:
-    """A whole file or none; what is no ordinary file, a pipe or a device, is written to as it is."""
+    """Write a file and say so, if it is one."""
     target = check_target(path, suffix="").resolve()
-    if target.exists() and not target.is_file():
-        target.write_bytes(data)
-        return
-    with staging(target.parent) as stage:
-        stage.place(stage.write("output", [data]), target.name)
-        stage.commit()
-    note(f"wrote {path}")
+    write_file(target, data)
+    if target.is_file():
+        note(f"wrote {path}")
 
 
 def check_output(output_file: Path | None, *inputs: Path) -> None:
