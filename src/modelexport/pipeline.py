@@ -48,6 +48,7 @@ from modelexport.report import ExportReport, Steps
 from modelexport.tagged import wire
 from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
 from modelexport.tagged.files import StrPath, parse
+from modelexport.tagged.scrub import scrubbed
 from modelexport.tagged.sidecar import (
     ExportRecord,
     ModelRecord,
@@ -79,6 +80,7 @@ def export_model(
     exclude: Sequence[str] | str | None = None,
     max_depth: int | None = None,
     clean: bool = False,
+    scrub: bool = False,
     with_graphml: bool = False,
     graphml_output: StrPath | None = None,
     graphml_parameters: str = MODES[0],
@@ -98,8 +100,10 @@ def export_model(
     `example_inputs` is a tensor, a tuple of positional inputs or a dict of keyword inputs. The model
     may also be a program of `torch.export`, which has its inputs in it: pass None. The graph is the
     one that `torch.onnx.export` writes; `clean=True` leaves even the map out of the file and writes
-    only the sidecar; `with_report=True` adds a page for people, `with_graphml=True` or a `graphml_output`
-    a GraphML for yEd (a failure there is a GraphmlWarning and `graphml_error` in the report; the export stands).
+    only the sidecar; `scrub=True` takes torch's own metadata out of it, which tells paths and source
+    lines of the machine that exports. `with_report=True` adds a page for people, `with_graphml=True`
+    or a `graphml_output` a GraphML for yEd (a failure there is a GraphmlWarning and `graphml_error`
+    in the report; the export stands).
     Raises a ModelExportError with a hint when it cannot.
     """
     target = check_target(output_path)
@@ -129,7 +133,9 @@ def export_model(
             tree = scan_program(module) if isinstance(module, ExportedProgram) else scan(module)
             tags = assign_tags(tree, policy)
         chosen, used, reason, baseline = _export_baseline(module, tree, inputs, stage, target, options, attempts, steps)
-        data = baseline.data
+        data = scrubbed(baseline.data) if scrub else baseline.data
+        if scrub and reason is not None:
+            reason = reason.partition(":")[0]  # what torch says after the kind of its error may quote the model's code
         with steps.step("attribute nodes to modules"), collector_paused():
             proto = parse(data, target)
             facts = Facts(flatten(proto), tree, baseline.trace)
@@ -154,6 +160,7 @@ def export_model(
                 outputs=tensor_infos(proto.graph.output),
                 dropped_outputs=baseline.dropped_outputs,
                 versions=_versions(),
+                scrubbed=scrub,
             )
             hierarchy = build_map(facts, tags, attributions, model_record, export_record)
         with steps.step("write the files"), collector_paused():

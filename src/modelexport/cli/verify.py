@@ -11,7 +11,7 @@ import click
 import msgspec
 from rich.console import RenderableType
 
-from modelexport.cli.inputs import blaming, input_options, open_source, recalled, source_files
+from modelexport.cli.inputs import input_options, recalled, source_files
 from modelexport.cli.render import check_output, emit, line, listed, note, plural, progress, show
 from modelexport.cli.summary import module_tree
 from modelexport.parity.measure import Tolerance, checked_tolerance
@@ -76,7 +76,7 @@ def verify_command(
     """
     check_output(output_file, onnx, *source_files(model))
     checked_tolerance(atol, rtol)
-    with progress(verbose=False) as on_step, blaming(user_chose_inputs=True):
+    with progress(verbose=False) as on_step:
         on_step(f"read {onnx.name}")
         given = SourceOptions(
             task,
@@ -93,13 +93,15 @@ def verify_command(
         on_step("load torch and the model")
         from modelexport.parity.verify import verify
         from modelexport.source.inputs import Wanted, example_inputs
+        from modelexport.source.prepare import blaming, open_source
 
         seed = _SEED if export is None or export.seed is None else export.seed
-        source = open_source(model, options, trust_remote_code, seed)
-        on_step("make example inputs")
-        specs = None if options.input_specs is None else Path(options.input_specs)
-        example = example_inputs(source, Wanted(specs, options.input_text, options.input_shapes), seed)
-        result = verify(source.model, example.inputs, onnx, atol=atol, rtol=rtol, module=module, on_step=on_step)
+        with blaming(user_chose_inputs=True):
+            source = open_source(model, options, trust_remote_code, seed)
+            on_step("make example inputs")
+            specs = None if options.input_specs is None else Path(options.input_specs)
+            example = example_inputs(source, Wanted(specs, options.input_text, options.input_shapes), seed)
+            result = verify(source.model, example.inputs, onnx, atol=atol, rtol=rtol, module=module, on_step=on_step)
     for told in source.notes:
         note(f"note: {told}")
     if output_format == "json":

@@ -72,6 +72,8 @@ class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     inputs_from: str | None = None
     source_options: SourceOptions | None = None
     piece: PieceRecord | None = None
+    scrubbed: bool = False
+    """Whether torch's own metadata was taken out, so that what `strip` gives back is the baseline without it."""
 
 
 class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "class"}):
