@@ -23,6 +23,7 @@ _COMMANDS = {
     "export-graphml": ("modelexport.cli.graphml", "export_graphml_command"),
     "import-onnx": ("modelexport.cli.graphml", "import_onnx_command"),
     "strip": ("modelexport.cli.strip", "strip_command"),
+    "batch": ("modelexport.cli.batch", "batch_command"),
     "demo": ("modelexport.cli.demo", "demo_command"),
 }
 
