@@ -74,7 +74,6 @@ class RayExecutor:
         if importlib.util.find_spec("ray") is None:
             raise SourceError("the package ray is not installed", hint="pip install 'modelexport[ray]'")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self._ray: Any = importlib.import_module("ray")
         self._folder = folder
         self._workers = workers

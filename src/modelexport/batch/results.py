@@ -62,7 +62,7 @@ def digest_of(path: Path) -> str:
 def job_digest(job: BatchJob, folder: Path) -> str:
     """What decides an export's outputs: its options, the local files it names, and the versions that carry it out."""
     digest = hashlib.sha256()
-    told = {name: value for name, value in msgspec.to_builtins(job).items() if name not in _LIMITS}
+    told = {name: value for name, value in msgspec.structs.asdict(job).items() if name not in _LIMITS}
     digest.update(msgspec.json.encode([told, dict(_versions())], order="deterministic"))
     for path in _local_files(job, folder):
         digest.update(f"{path.name}\0{digest_of(path)}\n".encode("utf-8", "surrogateescape"))
