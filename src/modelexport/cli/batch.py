@@ -15,10 +15,9 @@ from rich.status import Status
 
 from modelexport.batch.executors import EXECUTORS
 from modelexport.batch.jobs import as_bytes, read_jobs
-from modelexport.batch.results import DONE, SKIPPED, JobResult, line
+from modelexport.batch.results import DONE, SKIPPED, JobResult
 from modelexport.batch.run import run_batch
-from modelexport.cli.render import emit, listed, note, plain_table, plural, show, size, visible
-from modelexport.cli.render import line as paragraph
+from modelexport.cli.render import emit_json_line, line, listed, note, plain_table, plural, show, size, visible
 
 _MOST_SHOWN = 3
 _INTERRUPTED = 130
@@ -135,7 +134,7 @@ class _Screen:
         )
         note(f"[{self.ended_jobs}/{self._jobs}] {result.name}: {result.status}, {told}")
         if self._as_json:
-            emit(line(result))
+            emit_json_line(result)
 
     def waiting(self, running: dict[str, float]) -> None:
         if self._status is None:
@@ -171,12 +170,12 @@ def _view(results: list[JobResult], path: Path) -> Iterator[RenderableType]:
     done = counts.pop(DONE, 0) + counts.get(SKIPPED, 0)
     skipped = counts.pop(SKIPPED, 0)
     told = [f"{done} of {plural(len(results), 'job')} done" + (f" ({skipped} before)" if skipped else "")]
-    yield paragraph(", ".join([*told, *(f"{count} {status}" for status, count in counts.items())]))
+    yield line(", ".join([*told, *(f"{count} {status}" for status, count in counts.items())]))
     for result in results:
         if not result.succeeded:
-            yield paragraph(f"{result.name}: {result.status}: {result.message}", 2)
+            yield line(f"{result.name}: {result.status}: {result.message}", 2)
             for detail in (*result.details, *((f"hint: {result.hint}",) if result.hint else ())):
-                yield paragraph(detail.strip(), 6)
+                yield line(detail.strip(), 6)
         for told_beside in result.notes:
-            yield paragraph(f"{result.name}: note: {told_beside}", 2)
-    yield paragraph(f"results: {path}")
+            yield line(f"{result.name}: note: {told_beside}", 2)
+    yield line(f"results: {path}")

@@ -62,7 +62,7 @@ class _Commands(click.Group):
                 click.echo(visible(line), err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("Interrupted; earlier output is as it was.", err=True)
+            click.echo("Interrupted; no output is half written.", err=True)
             ctx.exit(130)
         except BrokenPipeError:
             sys.stderr.close()

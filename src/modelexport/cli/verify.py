@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import msgspec
 from rich.console import RenderableType
 
 from modelexport.cli.inputs import input_options, recalled, source_files
-from modelexport.cli.render import check_output, emit, line, listed, note, plural, progress, show
+from modelexport.cli.render import check_output, emit_csv, emit_json, line, listed, note, plural, progress, show
 from modelexport.cli.summary import module_tree
 from modelexport.parity.measure import Tolerance, checked_tolerance
 from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, Verification
@@ -105,9 +103,9 @@ def verify_command(
     for told in source.notes:
         note(f"note: {told}")
     if output_format == "json":
-        emit(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n", output_file)
+        emit_json(result, output_file)
     elif output_format == "csv":
-        emit(_csv(result).encode(), output_file)
+        emit_csv(_COLUMNS, _lines(result), output_file)
     else:
         show(_view(result, source.name, example.rung), output_file)
     ctx.exit(0 if result.agrees else 1)
@@ -211,11 +209,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _csv(result: Verification) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
+def _lines(result: Verification) -> Iterator[dict[str, object]]:
     for found in result.modules:
         row = msgspec.to_builtins(found)
-        writer.writerow({**row, "tensors": " ".join(told["tensor"] for told in row["tensors"])})
-    return text.getvalue()
+        yield {**row, "tensors": " ".join(told["tensor"] for told in row["tensors"])}
