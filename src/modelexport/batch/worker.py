@@ -91,9 +91,10 @@ def run(job: BatchJob, on_step: Callable[[str], None]) -> JobResult:
 
 def _done(job: BatchJob, done: Done, digest: str) -> JobResult:
     report = done.report
+    graph_file = {"torchscript": job.jit_graph, "dynamo": job.fx_graph}[report.exporter]
+    extra = (report.report_path, report.graphml_path, report.graphml_data_path, graph_file)
     paths = [report.onnx_path, report.sidecar_path, *report.data_paths]
-    extra = (report.report_path, report.graphml_path, report.graphml_data_path)
-    paths += [path for path in extra if path is not None]
+    paths += [Path(path) for path in extra if path is not None]
     folder = Path(job.output).parent
     unit = 1 if sys.platform == "darwin" else 1024
     return JobResult(

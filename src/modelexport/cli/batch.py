@@ -125,14 +125,12 @@ class _Screen:
 
     def ended(self, result: JobResult) -> None:
         self.ended_jobs += 1
-        told = (
-            _told(result)
-            if result.succeeded
-            else f"{result.message} ({result.hint})"
-            if result.hint
-            else result.message
-        )
-        note(f"[{self.ended_jobs}/{self._jobs}] {result.name}: {result.status}, {told}")
+        told = _told(result) if result.succeeded else result.message
+        text = f"[{self.ended_jobs}/{self._jobs}] {result.name}: {result.status}, {told}"
+        if self._status is not None:  # above the line that is under way; the summary has the hints
+            self._status.console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+        else:
+            note(text if result.hint is None else f"{text} ({result.hint})")
         if self._as_json:
             emit_json_line(result)
 
