@@ -103,7 +103,7 @@ def _content(path: Path) -> bytes:
 def _batch(place: str, told: list[dict[str, Any]], defaults: dict[str, Any], folder: Path, output_dir: Path) -> Batch:
     if not told:
         raise FormatError(f"{place} has no jobs", hint=_WRITE)
-    for field in ("name", "output", "model"):
+    for field in ("name", "output"):
         if field in defaults:
             raise FormatError(f"{place}: {field} is for one job, not for all", hint=_WRITE)
     jobs = []

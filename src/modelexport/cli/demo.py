@@ -19,6 +19,22 @@ from modelexport.pieces.extract import extract
 from modelexport.report import ExportReport
 
 _SEED = 0
+_JOBS = """\
+output_dir = "batch"
+
+[defaults]
+model = "bert-tiny"
+timeout = 600
+
+[[jobs]]
+name = "traced"
+strategy = "htp"
+
+[[jobs]]
+name = "every-class"
+torch_nn = "all"
+input_shape = [2, 64]
+"""
 
 
 @click.command("demo", short_help="The whole tour on a tiny BERT, offline.")
@@ -28,8 +44,8 @@ def demo_command(folder: Path, strategy: str) -> None:
     """Build a tiny BERT with random weights, export it, and work with it by module. Needs no network.
 
     DIR (default modelexport-demo) gets the model as a normal Hugging Face folder, the ONNX file with
-    its sidecar and a GraphML for yEd, and a layer of it as a model of its own. Every module is checked
-    against PyTorch.
+    its sidecar and a GraphML for yEd, a layer of it as a model of its own, and a list of jobs for batch.
+    Every module is checked against PyTorch.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,6 +60,7 @@ def demo_command(folder: Path, strategy: str) -> None:
         on_step("build the model")
         model_folder = folder / "bert-tiny"
         _save_model(model_folder)
+        (folder / "jobs.toml").write_text(_JOBS)
         source = load_source(str(model_folder))
         example = example_inputs(source, Wanted(), _SEED)
         report = export_model(
@@ -117,5 +134,6 @@ def _show_next_steps(folder: Path, layer: str) -> None:
         f"  modelexport compare {folder}/baseline.onnx {folder}/bert-tiny.onnx",
         f"  modelexport export {folder}/bert-tiny {folder}/traced.onnx --strategy htp --with-report",
         f"  modelexport export {folder}/bert-tiny {folder}/all.onnx --torch-nn all --input-shape 2,64",
+        f"  modelexport batch {folder}/jobs.toml",
     ]
     click.echo("\n".join(lines))
