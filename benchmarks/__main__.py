@@ -20,6 +20,7 @@ PARTS = {
     "export": "export_cost",
     "memory": "memory",
     "scaling": "scaling",
+    "peers": "peers",
 }
 """Reading comes first, while torch is not loaded: its commands run without it."""
 _ON_REQUEST = {"large": "large"}

@@ -11,6 +11,19 @@ from typing import NamedTuple
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 
+NOTES = """\
+- Exports are compared by the median of several runs, everything else by the best.
+- A node is *given to a module* by torch where its metadata names one. dynamo has a list of scopes; the node names of
+  torchscript are read by someone who has the module tree at hand, and knows how it repeats and numbers names.
+- A module's *values* are the tensors that it made in PyTorch and that a node of the file computes. They are at its
+  nodes if each of them is read or written by a node that is said to be its own, or that of a module below it.
+- A node is given to the *right* module if torch names the one that the map has. The map judges only where it places
+  the values of its own module, and of the one that torch names.
+- After another tool, all nodes of the file that it wrote are counted, also those that it made anew. *Of another
+  module* are those that name another module than the node which made the same tensor before.
+"""
+
+
 class Row(NamedTuple):
     """One measurement: what was done, what the peer needs or gives, what ours does, and how they compare."""
 
@@ -79,3 +92,5 @@ def _page(rows: Iterable[tuple[Row, str]]) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for row, command in rows:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} | `{command}` |"
+    yield ""
+    yield NOTES.rstrip()
