@@ -1,7 +1,7 @@
-"""Measures everything and writes docs/benchmarks.md: `make bench`.
+"""Measures what can be compared with a peer and writes docs/benchmarks.md: `make bench`.
 
-`python -m benchmarks NAME ...` only shows the named parts. `large`, which needs 8 GiB of disk and of memory, is
-measured when it is named.
+`python -m benchmarks NAME ...` only shows the named parts: also `graphml` and `scaling`, which have no peer, and
+`large`, which needs 8 GiB of disk and of memory.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from benchmarks.table import PAGE, Row, line, page
 PARTS = {
     "reading": "reading",
     "extracting": "extracting",
-    "graphml": "graphml",
     "export": "export_cost",
     "memory": "memory",
-    "scaling": "scaling",
     "peers": "peers",
 }
 """Reading comes first, while torch is not loaded: its commands run without it."""
-_ON_REQUEST = {"large": "large"}
+ON_REQUEST = {"graphml": "graphml", "scaling": "scaling", "large": "large"}
 
 
 def main() -> None:
     names = sys.argv[1:]
-    known = PARTS | _ON_REQUEST
+    known = PARTS | ON_REQUEST
     if unknown := [name for name in names if name not in known]:
         sys.exit(f"no part is called {unknown[0]}; there are {', '.join(known)}")
     logging.disable(logging.WARNING)

@@ -19,7 +19,7 @@ from benchmarks.models import MODELS
 from benchmarks.table import Row, against, size
 
 STRATEGIES = {"torchscript": "htp", "dynamo": "fx"}
-ROUNDS = {"torchscript": 9, "dynamo": 5}
+ROUNDS = {"torchscript": 9, "dynamo": 3}
 ROUNDS_OF_LARGE = {"torchscript": 5, "dynamo": 3}
 AIM = {"bert-tiny": 1.20, "bert-base": 1.03}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.table import Row, against, size
 
-ROUNDS = 3
+ROUNDS = 2
 AIM = 1.1
 
 

@@ -20,7 +20,7 @@ from modelexport.analysis.validate import validate
 from modelexport.tagged.strip import strip
 
 SIZES = (10_000, 100_000)
-ROUNDS = 8
+ROUNDS = 5
 AIM, AIM_GROWTH, AIM_MEMORY, AIM_WEIGHTS = 3.0, 12.0, 4.0, 0.1
 
 COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., object]]] = {

@@ -54,7 +54,8 @@ def against(
     show: Callable[[float], str] = seconds,
 ) -> Row:
     """A row whose verdict is the ratio of ours to the peer's."""
-    return Row(what, f"{name} {show(peer)}", show(ours), f"{ours / peer:.2f}{_aim(aim)}")
+    ratio = ours / peer
+    return Row(what, f"{name} {show(peer)}", show(ours), f"{ratio:{'.2f' if ratio >= 0.1 else '.1g'}}{_aim(aim)}")
 
 
 def growth(what: str, unit: str, times: Mapping[int, float], aim: float | None = None) -> Row:
