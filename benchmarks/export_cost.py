@@ -1,23 +1,26 @@
-"""What the map costs: a whole export against a plain `torch.onnx.export`, alternating, best of several."""
+"""What the map costs: a whole export against a plain `torch.onnx.export`, in turn, medians; and the files' sizes."""
 
 from __future__ import annotations
 
 import gc
 import os
+import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import modelexport
-from benchmarks.models import bert
+from benchmarks.models import MODELS
+from benchmarks.table import Row, against, size
 
 STRATEGIES = {"torchscript": "htp", "dynamo": "fx"}
-ROUNDS = {("bert-tiny", "torchscript"): 15, ("bert-tiny", "dynamo"): 7, ("bert-base", "torchscript"): 7}
+ROUNDS = {"torchscript": 9, "dynamo": 3}
+ROUNDS_OF_LARGE = {"torchscript": 5, "dynamo": 3}
 AIM = {"bert-tiny": 1.20, "bert-base": 1.03}
 
 
@@ -42,28 +45,53 @@ def timed(work: Callable[[], None], folder: Path) -> float:
     return time.perf_counter() - start
 
 
-def measure(size: str, exporter: str) -> tuple[float, float]:
-    """The best time of a plain export and of ours."""
-    model, inputs = bert(size)
-    best = {plain: float("inf"), ours: float("inf")}
+def measure(model: Any, inputs: Any, exporter: str, rounds: int) -> tuple[float, float]:
+    """The median time of a plain export and of ours."""
+    times: dict[Callable[..., None], list[float]] = {plain: [], ours: []}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
-        for export in best:
+        for export in times:
             export(model, inputs, path, exporter)
-        for number in range(ROUNDS.get((size, exporter), 3)):
+        for number in range(rounds):
             for export in (plain, ours) if number % 2 else (ours, plain):
-                seconds = timed(lambda e=export: e(model, inputs, path, exporter), path.parent)
-                best[export] = min(best[export], seconds)
-    return best[plain], best[ours]
+                times[export].append(timed(lambda e=export: e(model, inputs, path, exporter), path.parent))
+    return statistics.median(times[plain]), statistics.median(times[ours])
 
 
-def main() -> None:
-    print("whole export, ours against plain torch.onnx.export")
-    for size in AIM:
+class Sizes(NamedTuple):
+    """Bytes on disk: a plain export, ours and ours with `clean`, data files included; and the sidecar beside them."""
+
+    plain: int
+    tagged: int
+    clean: int
+    sidecar: int
+
+
+def sizes(model: Any, inputs: Any, exporter: str) -> Sizes:
+    with tempfile.TemporaryDirectory() as name:
+        folders = {kind: Path(name) / kind for kind in ("plain", "tagged", "clean")}
+        for folder in folders.values():
+            folder.mkdir()
+        plain(model, inputs, folders["plain"] / "m.onnx", exporter)
+        for kind in ("tagged", "clean"):
+            path, strategy = folders[kind] / "m.onnx", STRATEGIES[exporter]
+            modelexport.export_model(model, inputs, path, strategy=strategy, clean=kind == "clean")
+        totals = [sum(file.stat().st_size for file in folder.glob("m.onnx*")) for folder in folders.values()]
+        return Sizes(*totals, (folders["tagged"] / "m_hierarchy.json").stat().st_size)
+
+
+def rows() -> Iterator[Row]:
+    for name, build in MODELS.items():
+        model, inputs = build()
+        large = sum(parameter.numel() for parameter in model.parameters()) > 50_000_000
         for exporter in STRATEGIES:
-            base, own = measure(size, exporter)
-            print(
-                f"  {size:10} {exporter:12} plain {base:7.3f} s   ours {own:7.3f} s   "
-                f"ratio {own / base:5.3f}   aim at most {AIM[size]:.2f}",
-                flush=True,
+            rounds = (ROUNDS_OF_LARGE if large else ROUNDS)[exporter]
+            spent = measure(model, inputs, exporter, rounds)
+            yield against(f"export {name}, {exporter}", "torch.onnx.export", *spent, AIM.get(name))
+            found = sizes(model, inputs, exporter)
+            yield Row(
+                f"size of {name}, {exporter}, weights included",
+                f"torch.onnx.export {size(found.plain)}",
+                f"{size(found.tagged)} tagged, {size(found.clean)} clean; sidecar {size(found.sidecar)}",
+                f"{found.tagged / found.plain:.2f} tagged, {found.clean / found.plain:.2f} clean",
             )

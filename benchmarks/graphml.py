@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnx import numpy_helper
 
 from benchmarks.generated import write_graph
 from benchmarks.reading import peak_kib
+from benchmarks.table import Row, against, growth, size
 from modelexport.graphml.dialect import MODES, data_path, graphml_path
 from modelexport.tagged import wire
 from modelexport.tagged.files import mapped
@@ -62,8 +64,7 @@ def add_weight(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def main() -> None:
-    print("GraphML: written and read, each in a process of its own", flush=True)
+def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         paths = {nodes: Path(folder) / f"graph{nodes}.onnx" for nodes in SIZES}
         for nodes, path in paths.items():
@@ -75,32 +76,29 @@ def main() -> None:
                     found.setdefault((nodes, work), []).append(measured(work, path))
                 if path.read_bytes() != path.with_name("back.onnx").read_bytes():
                     raise RuntimeError("what came back is another model")
-        times: dict[str, list[float]] = {work: [] for work in WORKS}
+        times: dict[str, dict[int, float]] = {work: {} for work in WORKS}
         for (nodes, work), pairs in found.items():
-            size = graph_size(paths[nodes])
-            seconds, memory = min(s for s, _ in pairs), min(m for _, m in pairs)
-            times[work].append(seconds)
-            print(
-                f"  {nodes:7,} nodes   {work:5} {seconds:6.2f} s   memory {memory / 2**20:4.0f} MiB, "
-                f"{memory / size:4.2f} times the graph of {size / 2**20:.0f} MiB   aim at most {AIM_MEMORY:.0f}",
-                flush=True,
-            )
-        for work, (small, large) in times.items():
-            print(f"  {work}: growth {large / small:5.2f}   aim at most {AIM_GROWTH:.0f}", flush=True)
-        path = paths[SIZES[0]]
-        for mode in MODES:
-            write_graph(path, SIZES[0], types=True)
-            without = {work: measured(work, path, mode)[1] for work in WORKS}
-            add_weight(path)
-            for work in WORKS:
-                more = measured(work, path, mode)[1] - without[work]
-                print(
-                    f"  {mode:9} {work:5} with {WEIGHTS >> 20} MiB of weights: {more / 2**20:5.1f} MiB more, "
-                    f"{more / WEIGHTS:6.3f} of them   aim at most {AIM_WEIGHTS}",
-                    flush=True,
-                )
-            for file in (graphml_path(path), data_path(graphml_path(path)), path.with_name("back.onnx")):
-                file.unlink(missing_ok=True)
+            times[work][nodes] = min(spent for spent, _ in pairs)
+            what = f"GraphML, {work} {nodes:,} nodes, peak memory beyond the imports"
+            memory = min(memory for _, memory in pairs)
+            yield against(what, "the graph on disk", graph_size(paths[nodes]), memory, AIM_MEMORY, size)
+        for work, spent in times.items():
+            yield growth(f"GraphML, {work}", "nodes", spent, AIM_GROWTH)
+        yield from _with_weights(paths[SIZES[0]])
+
+
+def _with_weights(path: Path) -> Iterator[Row]:
+    """The memory that weights add, in each way of storing them."""
+    for mode in MODES:
+        write_graph(path, SIZES[0], types=True)
+        without = {work: measured(work, path, mode)[1] for work in WORKS}
+        add_weight(path)
+        for work in WORKS:
+            more = measured(work, path, mode)[1] - without[work]
+            what = f"GraphML, {work}, parameters {mode}: memory that weights add"
+            yield against(what, "the weights", WEIGHTS, more, AIM_WEIGHTS, size)
+        for file in (graphml_path(path), data_path(graphml_path(path)), path.with_name("back.onnx")):
+            file.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from benchmarks.table import Row, against, seconds, size
 
 AIM = 1.1
 _WIDTH, _LAYERS = 4096, 40
@@ -18,7 +21,7 @@ _ROUNDS = 2
 
 
 def export_once(kind: str, exporter: str, target: str) -> None:
-    """Export a tower of 2.5 GiB; prints seconds and MiB."""
+    """Export a tower of 2.5 GiB; prints seconds and bytes."""
     import torch
     from torch import nn
 
@@ -32,7 +35,7 @@ def export_once(kind: str, exporter: str, target: str) -> None:
 
 
 def read_once(command: str, path: str) -> None:
-    """Read the file with one of the commands; prints seconds and MiB."""
+    """Read the file with one of the commands; prints seconds and bytes."""
     import modelexport
 
     start = time.perf_counter()
@@ -46,7 +49,7 @@ def read_once(command: str, path: str) -> None:
 
 
 def _tell(seconds: float) -> None:
-    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def _measure(*arguments: str) -> tuple[float, float]:
@@ -55,8 +58,7 @@ def _measure(*arguments: str) -> tuple[float, float]:
     return float(answer[-2]), float(answer[-1])
 
 
-def main() -> None:
-    print("a model of 2.5 GiB")
+def rows() -> Iterator[Row]:
     for exporter in ("dynamo", "torchscript"):
         with tempfile.TemporaryDirectory() as folder:
             best: dict[str, tuple[float, float]] = {}
@@ -64,20 +66,17 @@ def main() -> None:
                 for kind in ("plain", "ours"):
                     place = Path(folder) / kind
                     place.mkdir(exist_ok=True)
-                    seconds, memory = _measure("export", kind, exporter, str(place / "m.onnx"))
-                    before = best.get(kind, (seconds, memory))
-                    best[kind] = (min(seconds, before[0]), min(memory, before[1]))
+                    spent, memory = _measure("export", kind, exporter, str(place / "m.onnx"))
+                    before = best.get(kind, (spent, memory))
+                    best[kind] = (min(spent, before[0]), min(memory, before[1]))
             files = sum(1 for _ in (Path(folder) / "ours").iterdir())
-            ratios = [own / base for own, base in zip(best["ours"], best["plain"], strict=True)]
-            print(
-                f"  {exporter:12} plain {best['plain'][0]:6.1f} s {best['plain'][1]:6.0f} MiB  ours "
-                f"{best['ours'][0]:6.1f} s {best['ours'][1]:6.0f} MiB  ratios {ratios[0]:.2f} {ratios[1]:.2f}  "
-                f"{files} files   aim at most {AIM:.2f}",
-                flush=True,
-            )
+            what = f"export a model of 2.5 GiB, {exporter}"
+            for detail, show, plain, own in zip(("", ", peak memory"), (seconds, size), *best.values(), strict=True):
+                yield against(what + detail, "torch.onnx.export", plain, own, AIM, show)
+            yield Row(f"{what}, files written", "", str(files), "")
             for command in ("validate", "analyze", "strip"):
-                seconds, memory = _measure("read", command, str(Path(folder) / "ours" / "m.onnx"))
-                print(f"  {'':12} {command:9} {seconds:6.2f} s {memory:6.0f} MiB", flush=True)
+                spent, memory = _measure("read", command, str(Path(folder) / "ours" / "m.onnx"))
+                yield Row(f"{command} a model of 2.5 GiB, {exporter}", "", f"{seconds(spent)}, {size(memory)}", "")
 
 
 if __name__ == "__main__":

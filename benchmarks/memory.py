@@ -6,9 +6,12 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-ROUNDS = 3
+from benchmarks.table import Row, against, size
+
+ROUNDS = 2
 AIM = 1.1
 
 
@@ -28,19 +31,14 @@ def export_once(kind: str, size: str, exporter: str) -> None:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
-def main() -> None:
-    print("peak memory of a process that exports once")
+def rows() -> Iterator[Row]:
     for exporter in ("torchscript", "dynamo"):
         peaks: dict[str, list[int]] = {"plain": [], "ours": []}
         for _ in range(ROUNDS):
             for kind, found in peaks.items():
-                found.append(peak(kind, "bert-base", exporter))
-        base, own = min(peaks["plain"]), min(peaks["ours"])
-        print(
-            f"  bert-base  {exporter:12} plain {base:6d} MiB  ours {own:6d} MiB  "
-            f"ratio {own / base:5.3f}   aim at most {AIM:.2f}",
-            flush=True,
-        )
+                found.append(peak(kind, "bert-base", exporter) << 20)
+        what = f"export bert-base, {exporter}, peak memory of the process"
+        yield against(what, "torch.onnx.export", min(peaks["plain"]), min(peaks["ours"]), AIM, size)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""The models that are measured: BERT at two sizes, and towers of many modules."""
+"""The models that are measured: BERT at two sizes, tiny models of other kinds, and towers of many modules."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
+
+from architectures import ARCHITECTURES
 
 SIZES = {
     "bert-tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
@@ -53,3 +57,19 @@ class Tower(nn.Module):
 def tower(modules: int) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     return Tower(modules).eval(), (torch.randn(1, 4),)
+
+
+def tiny(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """An architecture of the tests, called by position, so that a plain export takes it at the first attempt."""
+    model, inputs = ARCHITECTURES[name]()
+    forward, names = model.forward, tuple(inputs)
+    model.forward = lambda *given: tuple(forward(**dict(zip(names, given, strict=True))).values())
+    return model, tuple(inputs.values())
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "bert-tiny": partial(bert, "bert-tiny"),
+    **{f"{name}, tiny": partial(tiny, name) for name in ("t5", "vit", "resnet")},
+    "a tower of 500 modules": partial(tower, 500),
+    "bert-base": partial(bert, "bert-base"),
+}

@@ -7,19 +7,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx
 
 from benchmarks.generated import write_disguised, write_graph
+from benchmarks.table import Row, against, growth, size
 from modelexport.analysis.analyze import analyze
 from modelexport.analysis.compare import compare
 from modelexport.analysis.validate import validate
 from modelexport.tagged.strip import strip
 
 SIZES = (10_000, 100_000)
-ROUNDS = 8
+ROUNDS = 5
 AIM, AIM_GROWTH, AIM_MEMORY, AIM_WEIGHTS = 3.0, 12.0, 4.0, 0.1
 
 COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., object]]] = {
@@ -84,7 +85,7 @@ def run_once(name: str, paths: list[str]) -> None:
     del result
 
 
-def inline_weights() -> None:
+def inline_weights() -> Row:
     """analyze of BERT-base with all its weights inside the file."""
     import torch
 
@@ -97,37 +98,28 @@ def inline_weights() -> None:
         loads, runs = zip(
             *((timed(onnx.load, path), timed(COMMANDS["analyze"][1], path)) for _ in range(ROUNDS)), strict=True
         )
-        print(
-            f"  {'analyze':31} {path.stat().st_size >> 20} MiB of weights inside   "
-            f"onnx.load {min(loads):6.3f} s   ours {min(runs):6.3f} s   ratio {min(runs) / min(loads):5.3f}   "
-            f"aim at most {AIM_WEIGHTS}"
-        )
+        what = f"analyze, {size(path.stat().st_size)} of weights inside the file"
+        return against(what, "onnx.load", min(loads), min(runs), AIM_WEIGHTS)
 
 
-def main() -> None:
+def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        print("reading, against onnx.load of the same file or files", flush=True)
         found = {}
         for nodes in SIZES:
             files = write_files(Path(folder), nodes)
             found[nodes] = measure(files)
             for name, (load, own) in found[nodes].items():
                 if name != "load":
-                    print(
-                        f"  {name:31} {nodes:7,} nodes   onnx.load {load:6.3f} s   ours {own:6.3f} s   "
-                        f"ratio {own / load:5.2f}   aim at most {AIM:.0f}",
-                        flush=True,
-                    )
-        print(f"growth from {SIZES[0]:,} to {SIZES[1]:,} nodes")
+                    yield against(f"{name}, {nodes:,} nodes", "onnx.load", load, own, AIM)
         for name in COMMANDS:
-            small, large = (found[nodes][name][1] for nodes in SIZES)
-            print(f"  {name:31} ratio {large / small:5.2f}   aim at most {AIM_GROWTH:.0f}")
-        print(f"peak memory at {SIZES[1]:,} nodes, beyond that of the imports")
+            times = {nodes: found[nodes][name][1] for nodes in SIZES}
+            yield growth("onnx.load itself" if name == "load" else name, "nodes", times, AIM_GROWTH)
         loaded = peak("load", files)
         for name in COMMANDS:
-            own = peak(name, files)
-            print(f"  {name:31} {own >> 10:6} MiB   of onnx.load's {own / loaded:5.2f}   aim at most {AIM_MEMORY:.0f}")
-    inline_weights()
+            if name != "load":
+                what = f"{name}, {SIZES[1]:,} nodes, peak memory beyond the imports"
+                yield against(what, "onnx.load", loaded << 10, peak(name, files) << 10, AIM_MEMORY, size)
+    yield inline_weights()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 import modelexport
 from benchmarks.models import tower
+from benchmarks.table import Row, growth
 from modelexport.baseline import lowering, torchscript
 from modelexport.hierarchy import capture
 from modelexport.hierarchy.capture import scan
@@ -88,16 +89,13 @@ def tree_seconds(modules: int) -> float:
     return best
 
 
-def main() -> None:
-    print("growth from 1,000 to 8,000 modules (8 times)")
+def rows() -> Iterator[Row]:
     measures = {"module tree and tags": tree_seconds, "tagging": tagging_seconds, "capture": capture_seconds}
     totals = dict.fromkeys(SIZES, 0.0)
     for name, measure in measures.items():
-        small, large = (measure(size) for size in SIZES)
+        times = {modules: measure(modules) for modules in SIZES}
         if name != "module tree and tags":
-            totals[SIZES[0]] += small
-            totals[SIZES[1]] += large
-        print(f"  {name:22} {small:8.3f} s  {large:8.3f} s  ratio {large / small:6.2f}", flush=True)
-    small, large = totals.values()
-    name = "capture plus tagging"
-    print(f"  {name:22} {small:8.3f} s  {large:8.3f} s  ratio {large / small:6.2f}   aim at most {AIM:.0f}")
+            for modules, spent in times.items():
+                totals[modules] += spent
+        yield growth(f"{name}, the time that is ours", "modules", times)
+    yield growth("capture plus tagging, the time that is ours", "modules", totals, AIM)
