@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEMO_DIR ?= demo-output
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test lint sweep bench clean
+.PHONY: demo test lint docs sweep bench clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -18,6 +18,12 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/python docs/make_api.py
+	$(BIN)/python docs/make_map.py
+	$(BIN)/python docs/make_schemas.py
+	$(BIN)/python docs/make_strategies.py
 
 sweep: $(READY)
 	$(BIN)/python -m sweep

@@ -23,7 +23,11 @@ def first_line(error: BaseException) -> str:
 
 
 class ModelExportError(Exception):
-    """Base of every error here: a message, a hint that says what to do next, and lines of detail if it takes more."""
+    """Base of every error here.
+
+    `message` says what happened, `hint` what to do next, `details` has further lines; `exit_code` is what the command
+    line returns.
+    """
 
     exit_code = 2
 
@@ -35,6 +39,7 @@ class ModelExportError(Exception):
 
     @property
     def headline(self) -> str:
+        """The message with its hint, in one line."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __str__(self) -> str:

@@ -97,14 +97,25 @@ def export_model(
 ) -> ExportReport:
     """Export a model with torch's own exporter and map every node to the module that made it.
 
-    `example_inputs` is a tensor, a tuple of positional inputs or a dict of keyword inputs. The model
-    may also be a program of `torch.export`, which has its inputs in it: pass None. The graph is the
-    one that `torch.onnx.export` writes; `clean=True` leaves even the map out of the file and writes
-    only the sidecar; `scrub=True` takes torch's own metadata out of it, which tells paths and source
-    lines of the machine that exports. `with_report=True` adds a page for people, `with_graphml=True`
-    or a `graphml_output` a GraphML for yEd (a failure there is a GraphmlWarning and `graphml_error`
-    in the report; the export stands).
-    Raises a ModelExportError with a hint when it cannot.
+    The graph is the one that `torch.onnx.export` writes. All files are complete or not there, and the model leaves as
+    it came. Raises a ModelExportError with a hint when it cannot.
+
+    - `model`: a module, or a program of `torch.export`, which has its inputs in it: pass None for them.
+    - `example_inputs`: a tensor, a tuple of positional inputs or a dict of keyword inputs.
+    - `output_path`: a name that ends in `.onnx`; the sidecar and a data file get names after it.
+    - `strategy`: `auto`, `fx`, `htp`, `usage_based` or a registered one; `exporter` overrides its exporter.
+    - `optimize`, `opset_version`, `dynamic_shapes`, `input_names`, `output_names`: as torch's exporter takes them.
+      Without names, inputs given by keyword and outputs of a mapping are called by their keys.
+    - `external_data`: weights beside the file or inside it; None leaves it to the exporter and the size.
+    - `torch_nn_exceptions`, `include`, `exclude`, `max_depth`: which modules have a tag of their own (tags.md).
+    - `clean`: leave the map out of the file; only the sidecar has it. `scrub`: take torch's own metadata out of it,
+      which tells paths and source lines of the machine that exports.
+    - `with_report`: also a page for people. `with_graphml`, or a `graphml_output`: also a GraphML, with its weights
+      as `graphml_parameters` says; if that fails there is a GraphmlWarning, and the export stands.
+    - `jit_graph`, `fx_graph`: also write the exporter's own graph to this file, if it has such a one.
+    - `verbose`: let torch print. `on_step` is told the name of each step when it begins. `temp_dir` is for the files
+      before they are complete; without it that is the output's folder.
+    - `source`, `inputs_from`, `source_options`, `seed`: are recorded as they are, for `verify`.
     """
     target = check_target(output_path)
     graphml = check_graphml(target, graphml_output, graphml_parameters) if with_graphml or graphml_output else None
@@ -325,7 +336,7 @@ def _versions() -> dict[str, str]:
 
 
 class HierarchyExporter:
-    """`export_model` with its options given once."""
+    """`export_model` with its options given once; strategies and tags that cannot work are refused here."""
 
     def __init__(self, strategy: str = ExportStrategy.AUTO, **options: Any) -> None:
         self.strategy = strategy

@@ -14,24 +14,36 @@ from modelexport.tagged.sidecar import Sidecar
 
 
 class ExportReport(msgspec.Struct, frozen=True):
-    """What an export did; `report["summary"]` reads the same record as JSON."""
+    """What an export did. As JSON it is read with `report["summary"]`, `["files"]`, `["statistics"]`, `["timings"]`."""
 
     requested: str
+    """The strategy that was asked for."""
     strategy: str
+    """The strategy that was used."""
     exporter: str
+    """`dynamo` or `torchscript`."""
     fallback_reason: str | None
+    """Why dynamo could not, where `auto` went on with torchscript."""
     onnx_path: Path
     sidecar_path: Path
     data_paths: tuple[Path, ...]
+    """The files with the weights, where they are not inside the model."""
     hierarchy: Sidecar
+    """The whole map, as the sidecar has it."""
     timings: dict[str, float]
+    """Seconds by step."""
     report_path: Path | None = None
+    """The page of `with_report`."""
     graphml_path: Path | None = None
+    """The GraphML, where one was asked for and written."""
     graphml_data_path: Path | None = None
+    """Its weights, where they are apart."""
     graphml_error: str | None = None
+    """Why the GraphML could not be written; the model is exported nevertheless."""
 
     @property
     def nodes(self) -> int:
+        """How many nodes the file has."""
         return self.hierarchy.statistics.nodes
 
     @property
@@ -41,6 +53,7 @@ class ExportReport(msgspec.Struct, frozen=True):
 
     @property
     def dropped_outputs(self) -> tuple[str, ...]:
+        """What the model returned and ONNX cannot hold, as it is not a tensor."""
         return self.hierarchy.export.dropped_outputs
 
     def to_dict(self) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     class_: str
     status: str
     depth: int
+    """0 is the root."""
     calls: int
     execution_order: int | None
     nodes: int
@@ -82,8 +83,11 @@ class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     own_parameters: int
     own_bytes: int
     operators: dict[str, int]
+    """How many nodes of each operator."""
     inputs: tuple[str, ...]
+    """Tensors that enter it."""
     outputs: tuple[str, ...]
+    """Tensors that leave it."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
@@ -105,25 +109,33 @@ class Analysis(msgspec.Struct, frozen=True):
     """Everything that `analyze` finds out; the JSON output is this record."""
 
     format: str
+    """`modelexport-analysis/1`."""
     file: FileFacts
     filter: str | None
+    """What was asked for."""
     suggestions: tuple[str, ...]
+    """The nearest tags, where nothing matches."""
     totals: Totals
     by_operator: dict[str, int]
     by_method: dict[str, int]
     by_depth: dict[int, int]
+    """Nodes by the number of segments of their tag."""
     by_status: dict[str, int]
     by_tag: dict[str, int]
+    """Nodes by tag."""
     absorbed: tuple[str, ...]
+    """Modules by path."""
     unused: tuple[str, ...]
     modules: tuple[ModuleFacts, ...]
     nodes: tuple[NodeFacts, ...]
+    """Empty without details."""
 
 
 def analyze(onnx: StrPath, filter_tag: str | None = None, details: bool = True) -> Analysis:
     """Read a file, tagged or not, and count; weights are not read, and a data file may be missing.
 
-    Without `details` the list of nodes and the tensors that enter and leave each module are left out.
+    `filter_tag` takes a tag with all below it, a glob, a module path, or `auxiliary`. Without `details` the list of
+    nodes and the tensors that enter and leave each module are left out.
     """
     with collector_paused():
         return _Analyzer(load(onnx), filter_tag).result(details)

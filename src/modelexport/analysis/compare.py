@@ -88,6 +88,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
+        """The answer in a few words."""
         if not self.same_topology:
             return "different topology"
         tags = self.tags
@@ -129,7 +130,10 @@ class _File:
 
 
 def compare(a: StrPath, b: StrPath) -> Comparison:
-    """Compare two ONNX files, tagged or not. Reads the weights, since a changed weight is a difference."""
+    """Compare two ONNX files, tagged or not, and say what differs, module by module.
+
+    Names of tensors and the order of nodes do not matter; an attribute, an edge or a weight does. Reads the weights.
+    """
     with collector_paused():
         first, second = _File(as_path(a)), _File(as_path(b))
         same, pairs = _paired(first, second)

@@ -77,10 +77,13 @@ class Finding(msgspec.Struct, frozen=True):
     """One thing that is not as it should be: `place` is a node (its first output), a module path or a file."""
 
     code: str
+    """What kind of damage, as `doc-missing` or `edge-moved`."""
     severity: str
+    """Errors make the answer no; warnings do not."""
     place: str
     message: str
     fix: str
+    """What to do about it."""
 
 
 def finding(code: Code, place: str, message: str, severity: Severity = Severity.ERROR) -> Finding:

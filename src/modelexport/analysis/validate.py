@@ -25,17 +25,25 @@ class Validation(msgspec.Struct, frozen=True):
 
     file: str
     tagged: bool
+    """Whether any node has a tag."""
     checks: dict[str, str]
+    """`onnx`, `tags` and `consistency`."""
     findings: tuple[Finding, ...]
     repair: Repair | None = None
+    """What was mended, if that was asked for."""
 
     @property
     def valid(self) -> bool:
+        """Whether there is no error among the findings."""
         return not any(found.severity == Severity.ERROR for found in self.findings)
 
 
 def validate(onnx: StrPath, check_consistency: bool = False, repair: bool = False) -> Validation:
-    """Check a file. `repair` mends from what is recorded, keeps a backup, and the findings are what is left."""
+    """Check a file: ONNX's own full check and the form of its tags.
+
+    `check_consistency` also checks nodes, metadata, sidecar and graph against each other. `repair`, which implies it,
+    first mends from what is recorded and keeps the files as they were as `.bak`; the findings are what is left.
+    """
     path = as_path(onnx)
     with collector_paused():
         mended = repair_file(path) if repair else None

@@ -41,7 +41,9 @@ class Evidence(msgspec.Struct, frozen=True):
     """One step of a strategy's chain: the name recorded for its answers, and how it finds them."""
 
     method: str
+    """What nodes found by it have as `hierarchy_method`."""
     find: Finder
+    """Gets the facts and the nodes settled so far, by their place in the graph; returns the sites of others."""
 
 
 class Attribution(msgspec.Struct, frozen=True):

@@ -31,9 +31,13 @@ class Strategy(msgspec.Struct, frozen=True):
     """How nodes are given to modules: the first evidence of the chain that answers wins."""
 
     name: str
+    """What `strategy=` and `--strategy` call it."""
     exporter: str
+    """`dynamo` or `torchscript`, unless the caller says otherwise."""
     chain: tuple[Evidence, ...]
+    """Asked in this order. A node that none has an answer for stays without a tag."""
     description: str = ""
+    """For people."""
 
 
 SCOPE = Evidence(Method.SCOPE, by_scope)
@@ -56,7 +60,10 @@ _REGISTRY: dict[str, Strategy] = {strategy.name: strategy for strategy in (FX, H
 
 
 def register_strategy(strategy: Strategy) -> None:
-    """Make a strategy known under its name; a name can be taken only once."""
+    """Make a strategy known under its name, in this process; a name can be taken only once.
+
+    Installed packages make theirs known by an entry point in the group `modelexport.strategies`.
+    """
     if not isinstance(strategy, Strategy):
         raise ArgumentTypeError(f"a {type(strategy).__name__} is not a Strategy")
     if strategy.exporter not in EXPORTERS:

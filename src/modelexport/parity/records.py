@@ -39,12 +39,16 @@ class TensorParity(msgspec.Struct, frozen=True):
     """One tensor that a module returned, against the tensor of the file that it should be."""
 
     tensor: str
+    """Its name in the file; empty if it is not there."""
     expected: str
+    """Type and shape in PyTorch."""
     found: str
+    """Type and shape in the file."""
     max_abs: float | None
     max_rel: float | None
     cosine: float | None
     within: bool
+    """Whether it agrees."""
 
 
 class ModuleParity(msgspec.Struct, frozen=True, rename={"class_": "class"}):
@@ -55,6 +59,7 @@ class ModuleParity(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     class_: str
     execution_order: int | None
     call: int | None
+    """Which call, where the module ran more than once."""
     outcome: Outcome
     blame: Blame | None
     max_abs: float | None
@@ -63,6 +68,7 @@ class ModuleParity(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     own_abs: float | None
     """The greatest absolute difference that it makes when it is given PyTorch's own inputs, where that was tried."""
     note: str | None
+    """What else there is to say."""
     tensors: tuple[TensorParity, ...]
 
 
@@ -78,4 +84,5 @@ class Verification(msgspec.Struct, frozen=True):
     causes: tuple[str, ...]
     """The modules that differ though they are given PyTorch's own inputs, the worst first."""
     outcomes: dict[str, int]
+    """Calls by outcome."""
     modules: tuple[ModuleParity, ...]

@@ -9,15 +9,22 @@ import msgspec
 
 
 class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a node's doc_string says. `doc` is a doc_string that was there before."""
+    """What a node's doc_string says."""
 
     hierarchy_tags: tuple[str, ...]
+    """The node's own tag first, then, sorted, the tags of other modules that read its outputs."""
     hierarchy_path: str
+    """The node's tag: that of its module, or of the nearest shown module above it."""
     hierarchy_count: int
+    """The number of `hierarchy_tags`."""
     hierarchy_method: str
+    """The evidence: `scope`, `parameter`, `dataflow`, `root`, or a plugin's own word."""
     hierarchy_module: str
+    """The exact path of its module, shown or hidden; the root is empty."""
     hierarchy_call: int | None = None
+    """Which call of the module, from 0, where it ran more than once."""
     doc: str | None = None
+    """A doc_string that the node had before."""
 
 
 _MARK = "hierarchy_"

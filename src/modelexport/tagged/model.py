@@ -26,7 +26,11 @@ from modelexport.tagged.sidecar import (
 
 
 class TaggedModel:
-    """An exported file: `proto` has everything but the values of large weights; `tags` has one entry a node."""
+    """A file as `load` gives it.
+
+    `path` is where it was read; `proto` has everything but the values of large weights; `graph` has all nodes laid
+    flat, in the order of the file; `tags` has what each of them says, None for a node without a tag.
+    """
 
     def __init__(self, path: Path, proto: onnx.ModelProto, nodes: graph.StoredNodes | None = None) -> None:
         self.path = path
@@ -77,6 +81,7 @@ class TaggedModel:
 
     @property
     def is_tagged(self) -> bool:
+        """Whether any node has a tag."""
         return any(tag is not None for tag in self.tags)
 
     @property
@@ -98,7 +103,7 @@ def embedded_in(proto: onnx.ModelProto) -> Embedded | None:
 
 
 def load(path: StrPath) -> TaggedModel:
-    """Read an ONNX file, tagged or not; the weights inside it are stepped over."""
+    """Read an ONNX file, tagged or not; the weights inside it are stepped over, a data file is not opened."""
     path = as_path(path)
     with mapped(path) as data:
         return TaggedModel(path, parse(data, path))

@@ -14,14 +14,22 @@ METADATA_KEY = "modelexport.hierarchy"
 
 
 class ModelRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "class"}):
+    """The model and its file."""
+
     class_: str
+    """The qualified class of the model, `class` in JSON."""
     source: str
+    """What the model was named by, as a folder's name or a factory; its class where it was passed as an object."""
     onnx: str
+    """The name of the file."""
     opset: int
+    """Of ONNX's own operators."""
     ir_version: int
 
 
 class TensorInfo(msgspec.Struct, frozen=True, gc=False):
+    """A tensor's name, type and shape. A symbolic size is a text, one that is not known is null."""
+
     name: str
     dtype: str
     shape: tuple[int | str | None, ...]
@@ -60,35 +68,60 @@ class PieceRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class ExportRecord(msgspec.Struct, frozen=True, gc=False):
+    """How the export was made."""
+
     strategy: str
+    """The strategy that was used."""
     exporter: str
     requested: str
+    """The one that was asked for."""
     fallback_reason: str | None
+    """Why dynamo could not, where `auto` went on with torchscript."""
     seed: int | None
+    """Of random inputs and weights, where the command line made them."""
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     dropped_outputs: tuple[str, ...]
+    """What the model returned and ONNX cannot hold, as it is not a tensor."""
     versions: dict[str, str]
+    """Of the packages that wrote the file."""
     inputs_from: str | None = None
+    """Where the example inputs came from, in words."""
     source_options: SourceOptions | None = None
+    """What the command line said, for `verify`."""
     piece: PieceRecord | None = None
+    """Only in a file that was cut out of another."""
     scrubbed: bool = False
     """Whether torch's own metadata was taken out, so that what `strip` gives back is the baseline without it."""
 
 
 class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "class"}):
+    """One module, shown or hidden."""
+
     tag: str | None
+    """Null for a hidden module."""
     class_: str
+    """The qualified class; `class` in JSON."""
     shown: bool
+    """Whether it has a tag of its own."""
     status: str
+    """`nodes`, `absorbed` or `unused`."""
     calls: int
+    """How often it ran."""
     execution_order: int | None
+    """The number of its first call; null if it did not run."""
     forward_args: tuple[str, ...]
+    """The names of the arguments of `forward`."""
     parameters: tuple[str, ...]
+    """The names of all weights in it, from its own path on."""
     direct_parameters: tuple[str, ...]
+    """The names of the weights that it holds itself."""
     children: tuple[str, ...]
+    """The names of the modules in it."""
     aliases: tuple[str, ...]
+    """Other paths of the same object."""
     nodes: int
+    """How many nodes it has, with those of the modules below it."""
     results: tuple[tuple[str | None, ...], ...] = ()
     """For each call the tensors and numbers it returned, by their names in the file; null for what is not there."""
     called_in: tuple[int, ...] = ()
@@ -96,32 +129,48 @@ class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "cla
 
 
 class NodeRecord(msgspec.Struct, frozen=True, gc=False):
+    """One node, by its key: the name of its first output, with the path of the body that it is in."""
+
     name: str
+    """May be empty or repeated."""
     op_type: str
     module: str | None
+    """Null, as are `tag` and `method`, where the strategy leaves the node without a tag."""
     tag: str | None
     tags: tuple[str, ...]
+    """As `hierarchy_tags`."""
     method: str | None
     call: int | None
     inputs: tuple[str, ...] = ()
+    """The tensors that it reads."""
     attributes: str | None = None
     """A digest of the attributes, and of domain and further outputs where there are any."""
 
 
 class TensorRecord(msgspec.Struct, frozen=True, gc=False):
+    """Who makes a tensor and who reads it, by tag."""
+
     producer: str | None
+    """Null for inputs and weights of the graph, and for nodes without a tag."""
     consumers: tuple[str, ...]
 
 
 class Statistics(msgspec.Struct, frozen=True, gc=False):
+    """Counts over the whole file."""
+
     nodes: int
     tagged_nodes: int
     coverage: float
+    """The share of nodes that have a tag, from 0 to 1."""
     tags: int
+    """How many different tags nodes have."""
     auxiliary_nodes: int
+    """Found by `dataflow` or `root`."""
     methods: dict[str, int]
+    """Nodes by evidence."""
     modules: int
     module_status: dict[str, int]
+    """Modules by status."""
     tensors: int
     topology: str = ""
     """A digest of all nodes and edges, to tell when the graph is changed."""
@@ -131,12 +180,17 @@ class Sidecar(msgspec.Struct, frozen=True, gc=False):
     """`<stem>_hierarchy.json`: the whole map."""
 
     format: str
+    """`modelexport-hierarchy/1`. A reader should refuse another."""
     model: ModelRecord
     export: ExportRecord
     modules: dict[str, ModuleRecord]
+    """By module path; the root is empty."""
     expected_hierarchy: tuple[str, ...]
+    """The tags of the modules that ran, in the order of their first call."""
     nodes: dict[str, NodeRecord]
+    """By the name of the first output."""
     tensors: dict[str, TensorRecord]
+    """By name."""
     statistics: Statistics
 
 
@@ -144,14 +198,18 @@ class Embedded(msgspec.Struct, frozen=True, gc=False):
     """The model-level metadata: enough to explain the file when the sidecar is lost."""
 
     format: str
+    """As in the sidecar."""
     strategy: str
     exporter: str
     model: ModelRecord
     export: ExportRecord
     modules: dict[str, ModuleRecord]
     topology: str = ""
+    """A digest of all nodes and edges."""
     tags_digest: str = ""
+    """Of what the nodes say."""
     sidecar_digest: str = ""
+    """Of the sidecar that was written with the file."""
     digest: str = ""
     """Of all the rest, to tell when the metadata itself is changed."""
 

@@ -25,7 +25,10 @@ def _original_doc(doc_string: bytes | None) -> bytes | None:
 
 
 def strip(source: StrPath, target: StrPath) -> Path:
-    """Write the baseline's bytes to `target`; external data is copied along into another folder."""
+    """Write a file without its map: the very bytes that torch's own export wrote. Returns where they are.
+
+    Where the weights are in a data file and `target` is in another folder, the data file is copied along.
+    """
     source, target = Path(source), check_target(target)
     with mapped(source) as data, staging(target.parent) as stage:
         proto = parse(data, source)

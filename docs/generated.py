@@ -1,0 +1,51 @@
+"""Parts of pages that scripts write: a whole file, or what stands between two marks in one."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from itertools import pairwise
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+
+
+def between_marks(page: str, name: str, text: str) -> str:
+    """A page with the part between its marks `<!-- name -->` and `<!-- end of name -->` written anew."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise ValueError(f"the page has not one part called {name}")
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{rest.partition(end)[2]}"
+
+
+def write(pages: dict[Path, str]) -> None:
+    """Write what differs, and say so."""
+    for path, text in pages.items():
+        if not path.exists() or path.read_text() != text:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            print(f"wrote {path.relative_to(DOCS.parent)}")
+
+
+@functools.cache
+def attribute_docs(kind: type) -> dict[str, str]:
+    """The strings that stand below the attributes in the source of a class."""
+    body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
+    found = {}
+    for one, following in pairwise(body):
+        if isinstance(one, ast.AnnAssign) and isinstance(following, ast.Expr):
+            found[ast.unparse(one.target)] = " ".join(ast.literal_eval(following.value).split())
+    return found
+
+
+def attribute_types(kind: type) -> dict[str, str]:
+    """The types of the fields of a record, as its source says them."""
+    names = getattr(kind, "__struct_fields__", getattr(kind, "_fields", ()))
+    return {name: getattr(kind.__annotations__[name], "__forward_arg__", kind.__annotations__[name]) for name in names}
+
+
+def table_row(*cells: str) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"

@@ -1,0 +1,99 @@
+"""Writes docs/schemas/, a JSON Schema for each kind of JSON that is read or written, and the tables of formats.md.
+
+python docs/make_schemas.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from generated import DOCS, attribute_docs, between_marks, table_row, write
+from modelexport.analysis.analyze import ANALYSIS_FORMAT, Analysis
+from modelexport.analysis.compare import Comparison
+from modelexport.analysis.validate import Validation
+from modelexport.parity.records import Verification
+from modelexport.source.specs import InputSpec
+from modelexport.tagged.codec import NodeTag
+from modelexport.tagged.sidecar import (
+    FORMAT,
+    Embedded,
+    ExportRecord,
+    ModelRecord,
+    ModuleRecord,
+    NodeRecord,
+    PieceRecord,
+    Sidecar,
+    SourceOptions,
+    Statistics,
+    TensorInfo,
+    TensorRecord,
+)
+
+SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "node-tag": (NodeTag, "The doc_string of a tagged node", {}),
+    "embedded": (Embedded, "The model's metadata entry modelexport.hierarchy", {"format": {"const": FORMAT}}),
+    "sidecar": (Sidecar, "The sidecar, <stem>_hierarchy.json", {"format": {"const": FORMAT}}),
+    "analysis": (Analysis, "modelexport analyze --output-format json", {"format": {"const": ANALYSIS_FORMAT}}),
+    "validation": (Validation, "modelexport validate --output-format json", {"valid": {"type": "boolean"}}),
+    "comparison": (Comparison, "modelexport compare --output-format json", {"verdict": {"type": "string"}}),
+    "verification": (Verification, "modelexport verify --output-format json", {}),
+    "input-specs": (dict[str, InputSpec], "The file of --input-specs", {}),
+}
+"""The record behind each, what it is, and what the schema says of a property beyond what the record says."""
+
+
+TABLES = (
+    *(NodeTag, Embedded, Sidecar, ModelRecord, ExportRecord, SourceOptions, PieceRecord),
+    *(ModuleRecord, NodeRecord, TensorRecord, TensorInfo, Statistics, InputSpec),
+)
+"""The records whose fields formats.md lists."""
+
+
+def pages() -> dict[Path, str]:
+    found = {DOCS / "schemas" / f"{name}.schema.json": _schema(*told) for name, told in SCHEMAS.items()}
+    page = DOCS / "formats.md"
+    text = page.read_text()
+    for record in TABLES:
+        text = between_marks(text, record.__name__, _table(record))
+    return {**found, page: text}
+
+
+def _table(record: type) -> str:
+    described = msgspec.json.schema(record)["$defs"][record.__name__]["properties"]
+    told = attribute_docs(record)
+    fields = [(one.encode_name, told.get(one.name, "")) for one in msgspec.structs.fields(record)]
+    rows = [table_row(f"`{name}`", _type(described[name]), meaning) for name, meaning in fields]
+    about = " ".join((record.__doc__ or "").split())
+    return "\n".join([about, "", "| field | type | |", "|---|---|---|", *rows])
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """What a value is, in words."""
+    if "anyOf" in schema:
+        return " or ".join(map(_type, schema["anyOf"]))
+    if "$ref" in schema:
+        return str(schema["$ref"].rpartition("/")[2])
+    if schema["type"] == "array":
+        return f"list of {_type(schema.get('items') or schema['prefixItems'][0])}"
+    if schema["type"] == "object":
+        return f"object of {_type(schema['additionalProperties'])}"
+    return str(schema["type"])
+
+
+def _schema(record: Any, title: str, properties: dict[str, Any]) -> str:
+    schema = msgspec.json.schema(record)
+    if properties:
+        described = schema["$defs"][record.__name__]
+        for name, told in properties.items():
+            described["properties"][name] = {**described["properties"].get(name, {}), **told}
+        described["required"] = list(dict.fromkeys([*properties, *described["required"]]))
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    write(pages())

@@ -1,0 +1,71 @@
+"""A small model with what makes a map difficult: fused modules, a reused block, shared values, one that never runs.
+
+modelexport export examples/small_vision.py:make_model vision.onnx
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Stem(nn.Module):
+    """A convolution and a norm, which exporters merge."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 4, stride=4)
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.norm(self.conv(image)).flatten(2).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Runs twice with the same weights."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mix = nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        x = x + self.dropout(torch.relu(self.mix(self.norm(x)))) * weight
+        return x / x.abs().sum(1, keepdim=True)
+
+
+class Head(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.classes = nn.Linear(width, 10)
+        self.lookup = nn.Linear(width, width)
+        self.spare = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        x = F.linear(x, self.lookup.weight)  # reads its weight, and does not run it
+        return self.classes((x * weight).sum(1))
+
+
+class SmallVision(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem = Stem(width)
+        self.block = Block(width)
+        self.head = Head(width)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        places = torch.arange(x.shape[1], dtype=x.dtype)
+        weight = torch.sigmoid(x.mean(-1) - places)[
+            :, :, None
+        ]  # nobody's in particular: the blocks and the head read it
+        for _ in range(2):
+            x = self.block(x, weight)
+        return self.head(x, weight)
+
+
+def make_model() -> tuple[nn.Module, tuple[Tensor]]:
+    torch.manual_seed(0)
+    return SmallVision().eval(), (torch.rand(1, 3, 16, 16),)

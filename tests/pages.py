@@ -1,0 +1,198 @@
+"""Markdown pages as tests see them: their blocks, links and code words; and how what they say to type is run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from click.testing import CliRunner
+
+from modelexport.cli.main import main
+
+_FENCE = re.compile(r"^( *)```(.*)$")
+_INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_EXITS = re.compile(r"# exits with (\d+)")
+_MEASURED = re.compile(r"\d+\.\d+(e[-+]?\d+)?|\de[-+]\d+")
+_SHELL = set("|&;<>$`*")
+_OURS = ("modelexport", ".venv/bin/modelexport")
+_COMMAND = re.compile(r"^\s*(\$ |modelexport |\.venv/|make |pip |python )")
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, the file that it is to be saved as, its text, and where it stands."""
+
+    language: str
+    file: str
+    text: str
+    line: int
+    before: str
+
+
+class Command(NamedTuple):
+    text: str
+    exit_code: int
+
+
+class UnfitError(AssertionError):
+    """A page says something that is not so."""
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The fenced blocks of a page, in order."""
+    lines = page.splitlines()
+    number = 0
+    while number < len(lines):
+        opening = _FENCE.match(lines[number])
+        if opening is None:
+            number += 1
+            continue
+        indent, info = opening.groups()
+        end = next(at for at in range(number + 1, len(lines)) if lines[at].strip() == "```")
+        text = "\n".join(line.removeprefix(indent) for line in lines[number + 1 : end]) + "\n"
+        language, _, file = info.strip().partition(" ")
+        before = next((line for line in reversed(lines[:number]) if line.strip()), "")
+        yield Block(language, file, text, number + 1, before)
+        number = end + 1
+
+
+def prose(page: str) -> str:
+    """A page without its blocks."""
+    lines, fenced = [], False
+    for line in page.splitlines():
+        if _FENCE.match(line):
+            fenced = not fenced
+        elif not fenced:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def inline_code(page: str) -> list[str]:
+    return _INLINE.findall(prose(page))
+
+
+def links(page: str) -> list[str]:
+    """The targets of all links that are not addresses."""
+    found = _LINK.findall(re.sub(r"(?<!`)`[^`\n]+`(?!`)", "", prose(page)))
+    return [target for target in found if "://" not in target]
+
+
+def anchors(page: str) -> set[str]:
+    """What a link to a place in this page may name."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def commands(text: str) -> Iterator[Command]:
+    """The command lines of a block; a comment says where one exits with something else than 0."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            told = _EXITS.search(line)
+            yield Command(line.strip(), 0 if told is None else int(told[1]))
+
+
+Elsewhere = dict[str, Callable[["Reader", str], str]]
+"""Beginnings of command lines that cannot be run here, and what is done instead; it gives the output."""
+
+
+class Reader:
+    """Somebody who goes through a page and does what it says, in one folder."""
+
+    def __init__(self, folder: Path, elsewhere: Elsewhere) -> None:
+        self.folder = folder
+        self.elsewhere = elsewhere
+        self.output: str | None = None
+        self.namespace: dict[str, Any] = {"__name__": "page"}
+
+    def follow(self, page: str) -> None:
+        for block in blocks(page):
+            try:
+                self._do(block)
+            except Exception as error:
+                raise UnfitError(f"line {block.line}: {type(error).__name__}: {error}") from error
+
+    def _do(self, block: Block) -> None:
+        if block.file:
+            if f"`{block.file}`" not in block.before:
+                raise UnfitError(f"the line above does not say that it is {block.file}")
+            (self.folder / block.file).write_text(block.text)
+        if block.language == "sh":
+            self.output = "".join(self._type(command) for command in commands(block.text))
+        elif block.language == "python" and not block.file:
+            self.output = self._execute(block)
+        elif block.language == "text":
+            if self.output is None:
+                raise UnfitError("an output without a command")
+            check_sample(block.text, self.output)
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+        elif block.language == "" and not any(map(_COMMAND.match, block.text.splitlines())):
+            pass  # a drawing
+        elif not block.file:
+            raise UnfitError(f"a block of the kind {block.language!r}")
+
+    def _type(self, command: Command) -> str:
+        for beginning, instead in self.elsewhere.items():
+            if command.text.startswith(beginning):
+                return instead(self, shlex.join(shlex.split(command.text, comments=True)))
+        words = shlex.split(command.text, comments=True)
+        line = command.text.partition(" #")[0]
+        if words[0] in _OURS and not _SHELL & set(re.sub("'[^']*'", "", line)):
+            result = CliRunner().invoke(main, words[1:])
+            code, output = result.exit_code, result.output
+        else:
+            code, output = self.shell(command.text)
+        if code != command.exit_code:
+            raise UnfitError(f"{command.text} exits with {code}\n{output}")
+        return output
+
+    def shell(self, line: str) -> tuple[int, str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=self.folder,
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return done.returncode, done.stdout
+
+    def _execute(self, block: Block) -> str:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(compile(block.text, f"page, line {block.line}", "exec"), self.namespace)
+        return said.getvalue()
+
+
+def check_sample(sample: str, output: str) -> None:
+    """Whether a sample is part of an output, line by line; `...` stands for lines that are left out.
+
+    Of numbers that were measured, only that there is one counts: those with a point or an exponent.
+    """
+    told = [_measured(line) for line in output.splitlines()]
+    at = 0
+    for part in re.split(r"^ *\.\.\.\n", sample, flags=re.MULTILINE):
+        wanted = [_measured(line) for line in part.splitlines()]
+        places = (place for place in range(at, len(told)) if told[place : place + len(wanted)] == wanted)
+        place = next(places, None)
+        if place is None:
+            lost = next((line for line in wanted if line not in told), wanted[0])
+            raise UnfitError(f"the output has no such lines, or not in this order: {lost!r}\n{output}")
+        at = place + len(wanted)
+
+
+def _measured(line: str) -> str:
+    return _MEASURED.sub("#", line.rstrip())
