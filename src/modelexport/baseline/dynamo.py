@@ -170,8 +170,13 @@ class _Translation:
         self.weights = {name: value.const_value for name, value in model.graph.initializers.items()}
 
     def changed_weights(self, graph: Any) -> frozenset[str]:
-        """Those that an optimiser gave other values, as it does when it fuses a scale into them."""
-        return frozenset(n for n, v in graph.initializers.items() if v.const_value is not self.weights.get(n))
+        """Those that an optimiser gave other values, as it does when it fuses a scale into them.
+
+        One that an operation used to compute is that operation's value, folded.
+        """
+        folded = {name for operation in self.operations for name in operation.outputs}
+        weights = graph.initializers.items()
+        return frozenset(n for n, v in weights if n not in folded and v.const_value is not self.weights.get(n))
 
 
 @contextmanager
