@@ -28,6 +28,8 @@ ROOMS = [
     "markdown",
     "source",
     "pipeline",
+    "job",
+    "batch",
     "parity",
     "cli",
 ]

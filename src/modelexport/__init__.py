@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from modelexport.analysis.subgraph import extract_module_subgraph
     from modelexport.analysis.validate import validate
     from modelexport.attribution.strategies import ExportStrategy, Strategy, register_strategy
+    from modelexport.batch.results import JobResult
+    from modelexport.batch.run import export_batch
     from modelexport.graphml.rebuild import import_onnx
     from modelexport.graphml.write import export_graphml
     from modelexport.parity.verify import verify
@@ -31,6 +33,8 @@ _HOMES = {
     "compare": ("modelexport.analysis.compare", "compare"),
     "extract_module_subgraph": ("modelexport.analysis.subgraph", "extract_module_subgraph"),
     "validate": ("modelexport.analysis.validate", "validate"),
+    "JobResult": ("modelexport.batch.results", "JobResult"),
+    "export_batch": ("modelexport.batch.run", "export_batch"),
     "export_graphml": ("modelexport.graphml.write", "export_graphml"),
     "import_onnx": ("modelexport.graphml.rebuild", "import_onnx"),
     "verify": ("modelexport.parity.verify", "verify"),
@@ -53,12 +57,14 @@ __all__ = [
     "ExportReport",
     "ExportStrategy",
     "HierarchyExporter",
+    "JobResult",
     "ModelExportError",
     "Strategy",
     "TaggedModel",
     "UnifiedExporter",
     "analyze",
     "compare",
+    "export_batch",
     "export_graphml",
     "export_model",
     "extract",

@@ -48,6 +48,7 @@ from modelexport.report import ExportReport, Steps
 from modelexport.tagged import wire
 from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
 from modelexport.tagged.files import StrPath, parse
+from modelexport.tagged.scrub import scrubbed
 from modelexport.tagged.sidecar import (
     ExportRecord,
     ModelRecord,
@@ -55,7 +56,7 @@ from modelexport.tagged.sidecar import (
     encode_sidecar,
     sidecar_path,
 )
-from modelexport.tagged.staging import Staging, check_target, staging
+from modelexport.tagged.staging import Staging, check_target, staging, write_file
 
 _EXPORTERS: dict[str, Callable[..., Baseline]] = {"dynamo": dynamo.export, "torchscript": torchscript.export}
 _OPSETS = {"dynamo": (7, 25), "torchscript": (7, 20)}
@@ -79,6 +80,7 @@ def export_model(
     exclude: Sequence[str] | str | None = None,
     max_depth: int | None = None,
     clean: bool = False,
+    scrub: bool = False,
     with_graphml: bool = False,
     graphml_output: StrPath | None = None,
     graphml_parameters: str = MODES[0],
@@ -107,6 +109,7 @@ def export_model(
     - `external_data`: weights beside the file or inside it; None leaves it to the exporter and the size.
     - `torch_nn_exceptions`, `include`, `exclude`, `max_depth`: which modules have a tag of their own (tags.md).
     - `clean`: leave the map out of the file; only the sidecar has it.
+    - `scrub`: take torch's own metadata out, which tells paths and source lines of the machine that exports.
     - `with_report`: also a page for people. `with_graphml`, or a `graphml_output`: also a GraphML, with its weights
       as `graphml_parameters` says; if that fails there is a GraphmlWarning, and the export stands.
     - `jit_graph`, `fx_graph`: also write the exporter's own graph to this file, if it has such a one.
@@ -127,8 +130,7 @@ def export_model(
         dynamic_shapes=dynamic_shapes,
         external_data=external_data,
         verbose=verbose,
-        jit_graph=None if jit_graph is None else Path(jit_graph),
-        fx_graph=None if fx_graph is None else Path(fx_graph),
+        with_graph_text=jit_graph is not None or fx_graph is not None,
     )
     attempts = _attempts(strategy, exporter)
     if external_data is False and isinstance(module, nn.Module) and exceeds_one_file(module):
@@ -142,7 +144,9 @@ def export_model(
             tree = scan_program(module) if isinstance(module, ExportedProgram) else scan(module)
             tags = assign_tags(tree, policy)
         chosen, used, reason, baseline = _export_baseline(module, tree, inputs, stage, target, options, attempts, steps)
-        data = baseline.data
+        data = scrubbed(baseline.data) if scrub else baseline.data
+        if scrub and reason is not None:
+            reason = reason.partition(":")[0]  # what torch says after the kind of its error may quote the model's code
         with steps.step("attribute nodes to modules"), collector_paused():
             proto = parse(data, target)
             facts = Facts(flatten(proto), tree, baseline.trace)
@@ -167,6 +171,7 @@ def export_model(
                 outputs=tensor_infos(proto.graph.output),
                 dropped_outputs=baseline.dropped_outputs,
                 versions=_versions(),
+                scrubbed=scrub,
             )
             hierarchy = build_map(facts, tags, attributions, model_record, export_record)
         with steps.step("write the files"), collector_paused():
@@ -187,6 +192,9 @@ def export_model(
             stage.place(stage.write("report", [markdown(report).encode()]), report.report_path.name)
         stage.place(model_file, target.name)
         stage.commit()
+    graph_file = {"torchscript": jit_graph, "dynamo": fx_graph}[used]
+    if graph_file is not None and baseline.graph_text is not None:
+        write_file(check_target(graph_file, suffix=""), baseline.graph_text.encode())
     if graphml is not None:
         with steps.step("write the GraphML"):
             report = _add_graphml(report, graphml, graphml_parameters)

@@ -56,30 +56,32 @@ def repair_file(path: Path) -> Repair:
 
 def _replace(folder: Path, new: dict[Path, list[wire.Buffer]]) -> tuple[str, ...]:
     """Write files over those that are there, and give the names under which the old ones are kept."""
-    backups: list[Path] = []
+    backups: list[str] = []
     with staging(folder) as stage:
+        for path in new:
+            if path.exists():
+                backups.append(_free_name(path))
+                stage.place(_kept(path, stage.work / backups[-1]), backups[-1])
         for path, pieces in new.items():
             stage.place(stage.write(path.name, pieces), path.name)
-        try:
-            backups += [_back_up(path) for path in new if path.exists()]
-            stage.commit()
-        except BaseException:
-            for backup in backups:
-                backup.unlink(missing_ok=True)
-            raise
-    return tuple(backup.name for backup in backups)
+        stage.commit()
+    return tuple(backups)
 
 
-def _back_up(path: Path) -> Path:
-    """Keep a file under a name that is free; it costs no space where the file system has links."""
+def _free_name(path: Path) -> str:
     number = 0
     while (backup := path.with_name(f"{path.name}.bak{number or ''}")).exists():
         number += 1
+    return backup.name
+
+
+def _kept(path: Path, copy: Path) -> Path:
+    """A copy of a file that costs no space where the file system has links."""
     try:
-        os.link(path, backup)
+        os.link(path, copy)
     except OSError:
-        shutil.copyfile(path, backup)
-    return backup
+        shutil.copyfile(path, copy)
+    return copy
 
 
 class _Plan:

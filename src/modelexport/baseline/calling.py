@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from itertools import chain
 from typing import Any
 
 import torch
@@ -201,17 +203,17 @@ def preserved(model: nn.Module) -> Iterator[None]:
     modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     scripted = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
     training = [module.training for module in scripted]
-    attributes = [(m, dict(m.__dict__), dict(m._parameters), dict(m._buffers)) for m in modules]
+    attributes = [(module, dict(module.__dict__), _contents(module)) for module in modules]
     buffers = [(buffer, _version(buffer), buffer.detach().clone()) for buffer in model.buffers()]
     try:
         for module in (*modules, *scripted):
             module.training = False
         yield
     finally:
-        for module, plain, own_parameters, own_buffers in attributes:
+        for module, plain, contents in attributes:
             _restore(module.__dict__, plain)
-            _restore(module._parameters, own_parameters)
-            _restore(module._buffers, own_buffers)
+            for live, saved in contents:
+                _restore(live, saved)
         for module, was in zip(scripted, training, strict=True):
             module.training = was
         for buffer, version, copy in buffers:
@@ -225,10 +227,28 @@ def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else int(tensor._version)
 
 
-def _restore(live: dict[str, Any], saved: dict[str, Any]) -> None:
-    if list(live) != list(saved) or any(live[key] is not saved[key] for key in saved):
-        live.clear()
+_Container = dict[Any, Any] | list[Any] | set[Any]
+
+
+def _contents(module: nn.Module) -> list[tuple[_Container, _Container]]:
+    """What a module's dicts, lists and sets hold: submodules, parameters, buffers, hooks, and caches of its own."""
+    containers = [value for value in module.__dict__.values() if isinstance(value, dict | list | set)]
+    return [(value, dict(value) if isinstance(value, dict) else list(value)) for value in containers]
+
+
+def _restore(live: _Container, saved: _Container) -> None:
+    if len(live) == len(saved) and all(map(operator.is_, _items(live), _items(saved))):
+        return
+    live.clear()
+    if isinstance(live, list):
+        live.extend(saved)
+    else:
         live.update(saved)
+
+
+def _items(container: _Container) -> Iterator[Any]:
+    """What a container holds, in order: of a dict its keys and its values."""
+    return chain(container, container.values() if isinstance(container, dict) else ())
 
 
 def run_once(model: nn.Module, inputs: ModelInputs) -> Any:

@@ -111,11 +111,10 @@ def _read(
     options: ExportOptions,
     dropped: Sequence[str],
 ) -> Baseline:
-    if options.fx_graph is not None:
-        options.fx_graph.write_text(str(written.exported_program), encoding="utf-8")
     trace = _read_trace(written, tree, log, translated)
     files = {path.name: path for path in target.parent.iterdir() if path != target}
-    return Baseline(mapped(target), files, trace, tuple(dropped))
+    text = str(written.exported_program) if options.with_graph_text else None
+    return Baseline(mapped(target), files, trace, tuple(dropped), text)
 
 
 class _FxTap:

@@ -22,21 +22,22 @@ class ExportOptions(msgspec.Struct, frozen=True):
     dynamic_shapes: Any = None
     external_data: bool | None = None
     verbose: bool = False
-    jit_graph: Path | None = None
-    fx_graph: Path | None = None
+    with_graph_text: bool = False
 
 
 class Baseline(msgspec.Struct, frozen=True):
     """A baseline as torch wrote it: its bytes (in memory, or in a file), and the evidence.
 
     `data` are the bytes of the `.onnx` file; `files` are the external data files beside it, by
-    the names that the bytes refer to.
+    the names that the bytes refer to. `graph_text` is the exporter's own graph, for people, if
+    it was asked for.
     """
 
     data: memoryview
     files: Mapping[str, Path]
     trace: Trace
     dropped_outputs: tuple[str, ...] = ()
+    graph_text: str | None = None
 
 
 def mapped(path: Path) -> memoryview:

@@ -78,13 +78,12 @@ def _export_once(
         )
     if tap.disturbed:
         raise _TraceDisturbedError
-    if options.jit_graph is not None:
-        options.jit_graph.write_text(str(lowering.final), encoding="utf-8")
     data = memoryview(sink.content if place is None else place(sink.content))
     files = {path.name: path for path in target.parent.iterdir() if path.stat().st_size}
     with collector_paused():
         trace = read_trace(recorder.log(), lowering)
-    return Baseline(data, files, trace, tuple(shape.dropped))
+    text = str(lowering.final) if options.with_graph_text else None
+    return Baseline(data, files, trace, tuple(shape.dropped), text)
 
 
 def _needs_shim(model: nn.Module, inputs: ModelInputs) -> bool:

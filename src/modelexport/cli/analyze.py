@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,8 @@ from modelexport.analysis.analyze import Analysis, ModuleFacts, analyze
 from modelexport.cli.render import (
     check_output,
     counted,
-    emit,
+    emit_csv,
+    emit_json,
     line,
     listed,
     plain_table,
@@ -60,9 +59,9 @@ def analyze_command(onnx: Path, output_format: str, output_file: Path | None, fi
     with waiting(f"read {onnx.name}"):
         result = analyze(onnx, filter_tag, details=output_format != "summary")
     if output_format == "json":
-        emit(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n", output_file)
+        emit_json(result, output_file)
     elif output_format == "csv":
-        emit(_csv(result).encode(), output_file)
+        emit_csv(_COLUMNS, _rows(result), output_file)
     else:
         show(_view(result, detailed=output_format == "detailed"), output_file)
 
@@ -194,12 +193,8 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _csv(result: Analysis) -> str:
+def _rows(result: Analysis) -> Iterator[dict[str, object]]:
     """A row for every module and every node; `kind` tells which."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
     for kind, facts in (("module", result.modules), ("node", result.nodes)):
         for row in facts:
-            writer.writerow({"kind": kind, **msgspec.to_builtins(row)})
-    return text.getvalue()
+            yield {"kind": kind, **msgspec.to_builtins(row)}

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import RenderableType
 
 from modelexport.analysis.compare import Comparison, FileSide, ModuleChange, compare
-from modelexport.cli.render import check_output, counted, emit, line, listed, plural, show, tensor, waiting
+from modelexport.cli.render import check_output, counted, emit_json, line, listed, plural, show, tensor, waiting
 
 _MOST = 8
 _MOST_MODULES = 20
@@ -40,7 +40,7 @@ def compare_command(ctx: click.Context, a: Path, b: Path, output_file: Path | No
         result = compare(a, b)
     if output_format == "json":
         told = {"verdict": result.verdict, **msgspec.to_builtins(result)}
-        emit(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n", output_file)
+        emit_json(told, output_file)
     else:
         show(_view(result), output_file)
     ctx.exit(0 if result.same_topology else 1)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 import click
 
 from modelexport.cli.graphml import parameters_option
-from modelexport.cli.inputs import blaming, input_options, open_source
+from modelexport.cli.inputs import input_options
 from modelexport.cli.render import note, progress
 from modelexport.cli.summary import show_summary
-from modelexport.errors import GraphmlWarning
-from modelexport.graphml.write import check_graphml
-from modelexport.tagged.sidecar import SourceOptions
-from modelexport.tagged.staging import check_target
-
-_SEED = 0
+from modelexport.job import Job, check, perform
 
 
 class _Axes(click.ParamType[tuple[str, dict[int, str]]]):
@@ -62,6 +55,7 @@ def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, s
 @click.option(
     "--clean", "--no-hierarchy-attrs", "clean", is_flag=True, help="Write the baseline's bytes and only the sidecar."
 )
+@click.option("--scrub", is_flag=True, help="Leave out torch's own metadata: stack traces, paths, source lines.")
 @click.option("--with-graphml", is_flag=True, help="Also write a GraphML for yEd, <stem>_hierarchical_graph.graphml.")
 @click.option("--graphml-output", type=click.Path(path_type=Path), help="The same, to this file.")
 @parameters_option
@@ -93,6 +87,7 @@ def export_command(
     no_optimize: bool,
     external_data: bool | None,
     clean: bool,
+    scrub: bool,
     with_graphml: bool,
     graphml_output: Path | None,
     graphml_parameters: str,
@@ -117,69 +112,45 @@ def export_command(
       modelexport export ./llama l.onnx --random-weights --input-shape 1,128
       modelexport export models.py:make_model model.onnx --strategy htp
     """
-    check_target(output)  # before torch is loaded
-    if with_graphml or graphml_output is not None:
-        check_graphml(output, graphml_output, graphml_parameters)
-    if dynamic and dynamic_axes:
-        raise click.UsageError("--dynamic chooses the axes that --dynamic-axes sets; give one of them")
-    for extra in (jit_graph, fx_graph):
-        if extra is not None and check_target(extra, suffix="") == output:
-            raise click.UsageError(f"{extra} is the output itself")
-    chosen = input_specs is not None or input_text is not None or bool(input_shape)
-    specs = None if input_specs is None else input_specs.name
-    options = SourceOptions(task, model_class, revision, random_weights, input_text, dict(input_shape), specs)
-    with progress(verbose) as on_step, blaming(chosen), warnings.catch_warnings():
-        warnings.simplefilter("ignore", GraphmlWarning)  # the summary says it
-        on_step("load torch and the model")
-        from modelexport.pipeline import export_model
-        from modelexport.source.inputs import Wanted
-        from modelexport.source.prepare import prepare
-        from modelexport.source.second_size import export_dynamic
-
-        source = open_source(model, options, trust_remote_code, _SEED)
-        on_step("make example inputs")
-        wanted = Wanted(input_specs, input_text, dict(input_shape))
-        notes = list(source.notes)
-        prepared = prepare(source, wanted, dynamic, _merged(dynamic_axes), _SEED)
-        export = partial(
-            export_model,
-            source.model,
-            prepared.inputs,
-            output,
-            strategy,
-            not no_optimize,
-            verbose,
-            exporter=exporter,
-            opset_version=opset_version,
-            torch_nn_exceptions=torch_nn,
-            include=include,
-            exclude=exclude,
-            max_depth=max_depth,
-            clean=clean,
-            with_graphml=with_graphml,
-            graphml_output=graphml_output,
-            graphml_parameters=graphml_parameters,
-            with_report=with_report,
-            temp_dir=temp_dir,
-            external_data=external_data,
-            jit_graph=jit_graph,
-            fx_graph=fx_graph,
-            source=source.name,
-            inputs_from=prepared.rung,
-            source_options=options,
-            seed=_SEED,
-            on_step=on_step,
-        )
-        if prepared.axes is None:
-            report = export()
-        else:
-            report, lost = export_dynamic(export, source.model, prepared, may_drop=dynamic, on_step=on_step)
-            notes += lost
+    job = Job(
+        model=model,
+        output=str(output),
+        strategy=strategy,
+        exporter=exporter,
+        input_text=input_text,
+        input_shape=dict(input_shape),
+        input_specs=_text(input_specs),
+        dynamic=dynamic,
+        dynamic_axes=_merged(dynamic_axes),
+        opset_version=opset_version,
+        task=task,
+        model_class=model_class,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        random_weights=random_weights,
+        torch_nn=torch_nn,
+        include=include,
+        exclude=exclude,
+        max_depth=max_depth,
+        optimize=not no_optimize,
+        external_data=external_data,
+        clean=clean,
+        scrub=scrub,
+        with_graphml=with_graphml,
+        graphml_output=_text(graphml_output),
+        graphml_parameters=graphml_parameters,
+        with_report=with_report,
+        jit_graph=_text(jit_graph),
+        fx_graph=_text(fx_graph),
+        temp_dir=_text(temp_dir),
+    )
+    check(job)
+    with progress(verbose) as on_step:
+        report, notes = perform(job, on_step, verbose)
     for told in notes:
         note(f"note: {told}")
-    if opset_version not in (None, report.hierarchy.model.opset):
-        note(f"note: torch could not convert this model to opset {opset_version}")
-    for asked, needed in ((jit_graph, "torchscript"), (fx_graph, "dynamo")):
-        if asked is not None and report.exporter != needed:
-            note(f"{asked} was not written: only the {needed} exporter has such a graph")
     show_summary(report, verbose)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
-from modelexport.errors import ModelRunError, SourceError
+from modelexport.errors import SourceError
 from modelexport.tagged.sidecar import SourceOptions
-
-if TYPE_CHECKING:
-    from modelexport.source.load import Source
 
 
 class Shape(click.ParamType[tuple[str, tuple[int, ...]]]):
@@ -61,17 +57,6 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@contextmanager
-def blaming(user_chose_inputs: bool) -> Iterator[None]:
-    """Where the user chose the inputs, a model that does not run on them is bad input, not a failed export."""
-    try:
-        yield
-    except ModelRunError as error:
-        if user_chose_inputs:
-            raise SourceError(error.message, hint=error.hint) from error
-        raise
-
-
 def source_files(model: str) -> list[Path]:
     """The files that a source names: a folder's, or the one that has the factory."""
     path = Path(model.rpartition(":")[0] if ".py:" in model else model)
@@ -79,21 +64,6 @@ def source_files(model: str) -> list[Path]:
         return list(path.iterdir()) if path.is_dir() else [path]
     except OSError:
         return []
-
-
-def open_source(model: str, options: SourceOptions, trust_remote_code: bool, seed: int) -> Source:
-    """The model that a command line names; loads torch."""
-    from modelexport.source.load import load_source
-
-    return load_source(
-        model,
-        task=options.task,
-        model_class=options.model_class,
-        revision=options.revision,
-        trust_remote_code=trust_remote_code,
-        random_weights=options.random_weights,
-        seed=seed,
-    )
 
 
 def recalled(given: SourceOptions, recorded: SourceOptions | None) -> SourceOptions:

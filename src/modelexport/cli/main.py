@@ -23,6 +23,7 @@ _COMMANDS = {
     "export-graphml": ("modelexport.cli.graphml", "export_graphml_command"),
     "import-onnx": ("modelexport.cli.graphml", "import_onnx_command"),
     "strip": ("modelexport.cli.strip", "strip_command"),
+    "batch": ("modelexport.cli.batch", "batch_command"),
     "demo": ("modelexport.cli.demo", "demo_command"),
 }
 
@@ -61,7 +62,7 @@ class _Commands(click.Group):
                 click.echo(visible(line), err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("Interrupted; earlier output is as it was.", err=True)
+            click.echo("Interrupted; no output is half written.", err=True)
             ctx.exit(130)
         except BrokenPipeError:
             sys.stderr.close()

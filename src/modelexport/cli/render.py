@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
+import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -19,15 +21,19 @@ from modelexport.errors import ArgumentError, ModelExportError
 from modelexport.tagged.files import external_files
 from modelexport.tagged.model import load
 from modelexport.tagged.sidecar import TensorInfo, sidecar_path
-from modelexport.tagged.staging import check_target, staging
+from modelexport.tagged.staging import check_target, write_file
 
 WIDTH_WHEN_PIPED = 80
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
+_BEYOND_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Of those, the characters that JSON does not escape by itself."""
+_FORMULA = ("=", "+", "-", "@")
+
 
 def note(text: str) -> None:
-    click.echo(text, err=True)
+    click.echo("\n".join(map(visible, text.split("\n"))), err=True)
 
 
 def visible(text: str) -> str:
@@ -93,16 +99,42 @@ def emit(data: bytes, output_file: Path | None = None) -> None:
         write(data, output_file)
 
 
+def emit_json(record: object, output_file: Path | None = None) -> None:
+    """A record as JSON; what could steer a terminal is escaped in it, which is the same to whoever reads JSON."""
+    text = msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
+    emit(_json_safe(text).encode() + b"\n", output_file)
+
+
+def emit_json_line(record: object) -> None:
+    """The same in one line."""
+    emit(_json_safe(msgspec.json.encode(record).decode()).encode() + b"\n")
+
+
+def _json_safe(text: str) -> str:
+    return _BEYOND_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def emit_csv(columns: Sequence[str], rows: Iterable[Mapping[str, object]], output_file: Path | None = None) -> None:
+    """Rows as CSV; no cell can steer a terminal, or be a formula to a spreadsheet."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _cell(value) if isinstance(value, str) else value for name, value in row.items()})
+    emit(text.getvalue().encode(), output_file)
+
+
+def _cell(text: str) -> str:
+    shown = visible(text)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
+
+
 def write(data: bytes, path: Path) -> None:
-    """A whole file or none; what is no ordinary file, a pipe or a device, is written to as it is."""
+    """Write a file and say so, if it is one."""
     target = check_target(path, suffix="").resolve()
-    if target.exists() and not target.is_file():
-        target.write_bytes(data)
-        return
-    with staging(target.parent) as stage:
-        stage.place(stage.write("output", [data]), target.name)
-        stage.commit()
-    note(f"wrote {path}")
+    write_file(target, data)
+    if target.is_file():
+        note(f"wrote {path}")
 
 
 def check_output(output_file: Path | None, *inputs: Path) -> None:

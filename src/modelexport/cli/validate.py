@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from modelexport.analysis.findings import Finding, Severity
 from modelexport.analysis.repair import Repair
 from modelexport.analysis.validate import Validation, validate
-from modelexport.cli.render import emit, line, plural, show, waiting
+from modelexport.cli.render import emit_json, line, plural, show, waiting
 
 _MOST = 10
 
@@ -41,10 +41,7 @@ def validate_command(ctx: click.Context, onnx: Path, check_consistency: bool, re
     with waiting(f"check {onnx.name}"):
         result = validate(onnx, check_consistency, repair)
     if output_format == "json":
-        emit(
-            msgspec.json.format(msgspec.json.encode({"valid": result.valid, **msgspec.to_builtins(result)}), indent=2)
-            + b"\n"
-        )
+        emit_json({"valid": result.valid, **msgspec.to_builtins(result)})
     else:
         show(_view(result))
     ctx.exit(0 if result.valid else 1)

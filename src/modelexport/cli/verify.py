@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,8 +9,8 @@ import click
 import msgspec
 from rich.console import RenderableType
 
-from modelexport.cli.inputs import blaming, input_options, open_source, recalled, source_files
-from modelexport.cli.render import check_output, emit, line, listed, note, plural, progress, show
+from modelexport.cli.inputs import input_options, recalled, source_files
+from modelexport.cli.render import check_output, emit_csv, emit_json, line, listed, note, plural, progress, show
 from modelexport.cli.summary import module_tree
 from modelexport.parity.measure import Tolerance, checked_tolerance
 from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, Verification
@@ -76,7 +74,7 @@ def verify_command(
     """
     check_output(output_file, onnx, *source_files(model))
     checked_tolerance(atol, rtol)
-    with progress(verbose=False) as on_step, blaming(user_chose_inputs=True):
+    with progress(verbose=False) as on_step:
         on_step(f"read {onnx.name}")
         given = SourceOptions(
             task,
@@ -93,19 +91,21 @@ def verify_command(
         on_step("load torch and the model")
         from modelexport.parity.verify import verify
         from modelexport.source.inputs import Wanted, example_inputs
+        from modelexport.source.prepare import blaming, open_source
 
         seed = _SEED if export is None or export.seed is None else export.seed
-        source = open_source(model, options, trust_remote_code, seed)
-        on_step("make example inputs")
-        specs = None if options.input_specs is None else Path(options.input_specs)
-        example = example_inputs(source, Wanted(specs, options.input_text, options.input_shapes), seed)
-        result = verify(source.model, example.inputs, onnx, atol=atol, rtol=rtol, module=module, on_step=on_step)
+        with blaming(user_chose_inputs=True):
+            source = open_source(model, options, trust_remote_code, seed)
+            on_step("make example inputs")
+            specs = None if options.input_specs is None else Path(options.input_specs)
+            example = example_inputs(source, Wanted(specs, options.input_text, options.input_shapes), seed)
+            result = verify(source.model, example.inputs, onnx, atol=atol, rtol=rtol, module=module, on_step=on_step)
     for told in source.notes:
         note(f"note: {told}")
     if output_format == "json":
-        emit(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n", output_file)
+        emit_json(result, output_file)
     elif output_format == "csv":
-        emit(_csv(result).encode(), output_file)
+        emit_csv(_COLUMNS, _lines(result), output_file)
     else:
         show(_view(result, source.name, example.rung), output_file)
     ctx.exit(0 if result.agrees else 1)
@@ -209,11 +209,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _csv(result: Verification) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
+def _lines(result: Verification) -> Iterator[dict[str, object]]:
     for found in result.modules:
         row = msgspec.to_builtins(found)
-        writer.writerow({**row, "tensors": " ".join(told["tensor"] for told in row["tensors"])})
-    return text.getvalue()
+        yield {**row, "tensors": " ".join(told["tensor"] for told in row["tensors"])}

@@ -16,7 +16,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 from modelexport.tagged.build import dim_size, dtype_name
 
 _MOST_VALUES = 16
-_NOT_XML = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+_NOT_XML = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 Value = int | float | str | list[int] | list[float] | list[str]
 

@@ -61,9 +61,9 @@ def write(piece: Piece, weights: Weights, target: Path) -> tuple[Path, ...]:
             stage.place(stage.write("sidecar", [encode_sidecar(piece.sidecar)]), sidecar.name)
             written.append(sidecar)
         stage.place(stage.write("model", _bytes(proto, piece, weights)), target.name)
+        for left_over in {data, sidecar}.difference(written):
+            stage.remove(left_over.name)
         stage.commit()
-    for left_over in {data, sidecar}.difference(written):
-        left_over.unlink(missing_ok=True)
     return (*written, target)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch.export import ExportedProgram
 
-from modelexport.errors import SourceError
+from modelexport.errors import ModelRunError, SourceError
 from modelexport.source.dynamic import Axes, dynamic_inputs, set_axes
 from modelexport.source.inputs import Wanted, example_inputs
-from modelexport.source.load import Source
+from modelexport.source.load import Source, load_source
+from modelexport.tagged.sidecar import SourceOptions
 
 
 class Prepared(NamedTuple):
@@ -18,6 +21,30 @@ class Prepared(NamedTuple):
     inputs: Any
     axes: Axes | None
     rung: str
+
+
+def open_source(model: str, options: SourceOptions, trust_remote_code: bool, seed: int) -> Source:
+    """The model that a command line names."""
+    return load_source(
+        model,
+        task=options.task,
+        model_class=options.model_class,
+        revision=options.revision,
+        trust_remote_code=trust_remote_code,
+        random_weights=options.random_weights,
+        seed=seed,
+    )
+
+
+@contextmanager
+def blaming(user_chose_inputs: bool) -> Iterator[None]:
+    """Where the user chose the inputs, a model that does not run on them is bad input, not a failed export."""
+    try:
+        yield
+    except ModelRunError as error:
+        if user_chose_inputs:
+            raise SourceError(error.message, hint=error.hint) from error
+        raise
 
 
 def prepare(source: Source, wanted: Wanted, dynamic: bool, axes: Axes, seed: int) -> Prepared:

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, FileError
+from modelexport.tagged import recovery
 from modelexport.tagged.wire import Buffer
-
-_PREFIX = ".modelexport-"
 
 
 class Staging:
     """A work folder, and the moves that put its files where they belong."""
 
-    def __init__(self, work: Path, target_folder: Path) -> None:
-        self.work = work
-        self._folder = target_folder
-        self._moves: list[tuple[Path, Path]] = []
+    def __init__(self, target_folder: Path, temp_dir: Path | None) -> None:
+        name = f"{recovery.PREFIX}{secrets.token_hex(6)}"
+        self._folder = target_folder.absolute()
+        self._near = self._folder / name
+        self._names: list[tuple[Path, str]] = []
+        self._removed: list[str] = []
+        self._held: list[int] = []
+        self.work = self._near if temp_dir is None else temp_dir.absolute() / name
+        self._watcher = _watcher(self.work, self._near)
+        try:
+            self._make(self.work)
+        except BaseException:
+            self.clear()
+            raise
+
+    def _make(self, work: Path) -> None:
+        """A folder that no other run takes for a dead one's."""
+        with recovery.locked(work.parent) as alone:
+            if alone:
+                recovery.settle_dead(work.parent)
+            work.mkdir()
+            handle = recovery.hold(work)
+        if handle is not None:
+            self._held.append(handle)
 
     def subfolder(self, name: str) -> Path:
         folder = self.work / name
@@ -38,30 +59,76 @@ class Staging:
 
     def place(self, path: Path, name: str) -> None:
         """On commit, move this file to the target folder under this name, after those placed before it."""
-        self._moves.append((path, self._folder / name))
+        self._names.append((path, name))
+
+    def remove(self, name: str) -> None:
+        """On commit, take this file of the target folder away, if there is one."""
+        self._removed.append(name)
 
     def commit(self) -> None:
-        """Move everything into position: first all across file systems, then one rename each, in order."""
-        near = self.work if _same_device(self.work, self._folder) else None
-        if near is None:
-            near = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._folder))
-        try:
-            ready = []
-            for number, (path, target) in enumerate(self._moves):
-                if near != self.work:
-                    path = Path(shutil.move(path, near / str(number)))
-                if target.is_dir():
-                    raise FileError(f"{target} is a folder", hint="choose another output name")
-                ready.append((path, target))
-            for path, target in ready:
-                os.replace(path, target)
-        finally:
-            if near != self.work:
-                shutil.rmtree(near, ignore_errors=True)
+        """Move everything into position: all or nothing, for whoever interrupts or kills this run as well."""
+        if self._near != self.work:
+            self._make(self._near)
+        for number, (path, _) in enumerate(self._names):
+            shutil.move(path, self._near / str(number))
+        names = [name for _, name in self._names]
+        with recovery.locked(self._folder) as alone:
+            if alone:
+                recovery.settle_dead(self._folder)
+            for name in names:
+                if (self._folder / name).is_dir():
+                    raise FileError(f"{self._folder / name} is a folder", hint="choose another output name")
+            before = self._keep(names)
+            try:
+                recovery.write_moves(self._near, names, self._removed)
+                recovery.make_moves(self._near, names, self._removed)
+            except OSError:
+                self._undo(names, before)
+                raise
+            except BaseException:  # interrupted: it is too late for that
+                recovery.make_moves(self._near, names, self._removed)
+                raise
+            finally:
+                recovery.forget_moves(self._near)
+
+    def _keep(self, names: list[str]) -> set[str]:
+        """Hold on to the files that will be replaced; which of the names were there."""
+        before = {name for name in names if os.path.lexists(self._folder / name)}
+        for name in before:
+            with suppress(OSError):  # a file system without links
+                os.link(self._folder / name, self._near / f"old-{name}", follow_symlinks=False)
+        return before
+
+    def _undo(self, names: list[str], before: set[str]) -> None:
+        for number, name in enumerate(names):
+            if (self._near / str(number)).exists():
+                continue
+            with suppress(OSError):
+                if name in before:
+                    os.replace(self._near / f"old-{name}", self._folder / name)
+                else:
+                    (self._folder / name).unlink()
+
+    def clear(self) -> None:
+        """Leave nothing behind."""
+        for work in {self.work, self._near}:
+            shutil.rmtree(work, ignore_errors=True)
+        for handle in self._held:
+            os.close(handle)
+        if self._watcher is not None:
+            self._watcher.kill()
+            self._watcher.communicate()
 
 
-def _same_device(first: Path, second: Path) -> bool:
-    return first.stat().st_dev == second.stat().st_dev
+def _watcher(*works: Path) -> subprocess.Popen[bytes] | None:
+    """A process that clears up after this one if it is killed; without it, the next run in the folder does."""
+    program = [sys.executable, "-I", "-S", recovery.__file__, *dict.fromkeys(map(str, works))]
+    nowhere = subprocess.DEVNULL
+    with suppress(OSError):
+        return subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True, cwd="/"
+        )
+    return None
 
 
 def check_target(output_path: object, suffix: str = ".onnx") -> Path:
@@ -95,14 +162,14 @@ def staging(target_folder: Path, temp_dir: Path | None = None) -> Iterator[Stagi
     if not os.access(target_folder, os.W_OK):
         raise FileError(f"cannot write to {target_folder}", hint="choose a folder that you may write to")
     try:
-        work = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=temp_dir or target_folder))
+        stage = Staging(target_folder, temp_dir)
     except OSError as error:
         raise FileError(
             f"cannot write to {temp_dir or target_folder}: {error.strerror}",
             hint="choose a folder that you may write to",
         ) from error
     try:
-        yield Staging(work, target_folder)
+        yield stage
     except OSError as error:
         if isinstance(error, FileError):
             raise
@@ -110,4 +177,14 @@ def staging(target_folder: Path, temp_dir: Path | None = None) -> Iterator[Stagi
             f"cannot write the output: {error.strerror or error}", hint="free some space or choose another folder"
         ) from error
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        stage.clear()
+
+
+def write_file(target: Path, data: Buffer) -> None:
+    """A whole file or none; what is no ordinary file, a pipe or a device, is written to as it is."""
+    if target.exists() and not target.is_file():
+        target.write_bytes(data)
+        return
+    with staging(target.parent) as stage:
+        stage.place(stage.write("output", [data]), target.name)
+        stage.commit()

@@ -1,0 +1,1 @@
+"""Many exports, each in a process of its own."""

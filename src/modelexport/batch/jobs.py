@@ -1,0 +1,155 @@
+"""The list of jobs: read from a file or given as records, with shared defaults, checked as a whole."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError
+from modelexport.job import Job
+from modelexport.tagged.files import StrPath, as_path, check_ordinary
+
+_WRITE = 'write [[jobs]] with model = "..." and output = "m.onnx", and what they share under [defaults]'
+_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
+_TIMEOUT = 1800.0
+_LARGEST_FILE = 64 << 20
+
+
+class BatchJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A job of a batch: an export with a name, a time limit in seconds and a memory limit in bytes or as "4 GiB"."""
+
+    output: str = ""
+    name: str = ""
+    timeout: float = _TIMEOUT
+    memory: int | str | None = None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory limit in bytes; None where the machine decides."""
+        return None if self.memory is None else as_bytes(self.memory)
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    jobs: list[dict[str, Any]]
+    defaults: dict[str, Any] = {}
+    output_dir: str = "."
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Jobs, the folder that their paths start from, and the folder that their outputs go to."""
+
+    jobs: tuple[BatchJob, ...]
+    folder: Path
+    output_dir: Path
+
+
+def read_jobs(path: StrPath, output_dir: StrPath | None = None, defaults: Mapping[str, Any] | None = None) -> Batch:
+    """The jobs of a TOML or JSON file; paths in it start from its folder. `defaults` win over those in the file."""
+    path = as_path(path)
+    content = _content(path)
+    try:
+        told = tomllib.loads(content.decode()) if path.suffix == ".toml" else msgspec.json.decode(content)
+        file = msgspec.convert(told, _File)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{path} is no list of jobs: {error}", hint=_WRITE) from error
+    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise FormatError(f"{path} is not {kind}: {error}", hint=_WRITE) from error
+    folder = path.parent.absolute()
+    outputs = folder / file.output_dir if output_dir is None else Path(output_dir).absolute()
+    return _batch(str(path), file.jobs, {**file.defaults, **(defaults or {})}, folder, outputs)
+
+
+def given_jobs(
+    jobs: Sequence[Mapping[str, Any] | Job],
+    output_dir: StrPath | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Batch:
+    """Jobs as records or dicts; paths start from the current folder."""
+    folder = Path.cwd()
+    told = []
+    for number, job in enumerate(jobs):
+        if not isinstance(job, Mapping | Job):
+            raise ArgumentTypeError(
+                f"job {number} is a {type(job).__name__}",
+                hint='pass dicts such as {"model": "...", "output": "m.onnx"}',
+            )
+        told.append(msgspec.to_builtins(job) if isinstance(job, Job) else dict(job))
+    outputs = folder if output_dir is None else Path(output_dir).absolute()
+    return _batch("the list of jobs", told, dict(defaults or {}), folder, outputs)
+
+
+def _content(path: Path) -> bytes:
+    if path.suffix not in (".toml", ".json"):
+        raise ArgumentError(f"{path} is neither .toml nor .json", hint="a list of jobs is one of these")
+    try:
+        check_ordinary(path)
+        if path.stat().st_size > _LARGEST_FILE:
+            raise FormatError(f"{path} is too large for a list of jobs", hint=_WRITE)
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise FileError(f"there is no file {path}", hint=_WRITE) from error
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"cannot read {path}: {error.strerror or error}", hint=_WRITE) from error
+
+
+def _batch(place: str, told: list[dict[str, Any]], defaults: dict[str, Any], folder: Path, output_dir: Path) -> Batch:
+    if not told:
+        raise FormatError(f"{place} has no jobs", hint=_WRITE)
+    for field in ("name", "output", "model"):
+        if field in defaults:
+            raise FormatError(f"{place}: {field} is for one job, not for all", hint=_WRITE)
+    jobs = []
+    for number, fields in enumerate(told):
+        try:
+            job = msgspec.convert({**defaults, **fields}, BatchJob, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise FormatError(f"{place}, job {number}: {error}", hint=_WRITE) from error
+        jobs.append(_placed(f"{place}, job {number}", job, output_dir))
+    for kind, found in (("name", [job.name for job in jobs]), ("output", [job.output for job in jobs])):
+        seen: set[str] = set()
+        for value in found:
+            if value in seen:
+                raise FormatError(f"{place}: two jobs have the {kind} {value}", hint=f"give each its own {kind}")
+            seen.add(value)
+    return Batch(tuple(jobs), folder, output_dir)
+
+
+def _placed(place: str, job: BatchJob, output_dir: Path) -> BatchJob:
+    """A job with a name, and with its outputs where they go."""
+    output = job.output or (f"{job.name}.onnx" if job.name else "")
+    if not output:
+        raise FormatError(f"{place} has neither a name nor an output", hint=_WRITE)
+    if not job.timeout > 0:
+        raise FormatError(f"{place}: the timeout {job.timeout:g} is no time", hint="it is in seconds")
+    if job.memory is not None and as_bytes(job.memory) <= 0:
+        raise FormatError(f"{place}: the memory {job.memory} is none", hint='for example "4 GiB"')
+    try:
+        extras = {
+            field: str(output_dir / value)
+            for field in ("graphml_output", "jit_graph", "fx_graph")
+            if (value := getattr(job, field)) is not None
+        }
+        return msgspec.structs.replace(
+            job, name=job.name or Path(output).stem, output=str((output_dir / output).absolute()), **extras
+        )
+    except ValueError as error:
+        raise FormatError(f"{place}: no file can have the name {output[:80]!r}", hint=_WRITE) from error
+
+
+def as_bytes(memory: int | str) -> int:
+    """A size as people write it, in bytes; every unit is 1024 of the one below."""
+    if isinstance(memory, int):
+        return memory
+    match = _MEMORY.fullmatch(memory)
+    if match is None:
+        raise FormatError(f"{memory[:80]!r} is no size", hint='write it as bytes, or as "4 GiB"')
+    number, unit = match.groups()
+    return int(float(number) * 1024 ** " kmgt".index(unit.lower() or " "))

@@ -1,0 +1,130 @@
+"""The process of one job: `python -m modelexport.batch.worker`.
+
+It reads its job from standard input and tells, a line of JSON each, what it is doing and at last what came of it.
+Whatever the model's code prints goes elsewhere. When the input ends, whoever gave the job is gone, and so is the job.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from modelexport.batch.jobs import BatchJob
+from modelexport.batch.results import DONE, FAILED, OUT_OF_MEMORY, JobResult, digest_of, job_digest
+from modelexport.errors import ModelExportError, first_line
+from modelexport.job import Done, perform
+
+_NO_MEMORY = (os.strerror(errno.ENOMEM), "bad_alloc")
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A job, and what it may take: memory in bytes, and threads."""
+
+    job: BatchJob
+    memory: int
+    threads: int
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a worker tells: its step, or its result."""
+
+    step: str | None = None
+    result: JobResult | None = None
+
+
+def main() -> None:
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    threading.Thread(target=_die_with, args=(sys.stdin.buffer,), daemon=True).start()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0) as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        _limit(order)
+        result = run(order.job, lambda step: _tell(answers, Told(step=step)))
+        _tell(answers, Told(result=result))
+        sys.stdout.flush()
+        os._exit(0)  # without waiting for threads that the model's code has started
+
+
+def _die_with(leash: BinaryIO) -> None:
+    while leash.read(1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _limit(order: Order) -> None:
+    os.environ["OMP_NUM_THREADS"] = str(order.threads)
+    _, highest = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = order.memory if highest == resource.RLIM_INFINITY else min(order.memory, highest)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, highest))
+
+
+def _tell(answers: BinaryIO, told: Told) -> None:
+    answers.write(msgspec.json.encode(told) + b"\n")
+
+
+def run(job: BatchJob, on_step: Callable[[str], None]) -> JobResult:
+    """Carry out one job; whatever goes wrong is a result."""
+    try:
+        on_step("read the job")
+        digest = job_digest(job, Path.cwd())
+        Path(job.output).parent.mkdir(parents=True, exist_ok=True)
+        return _done(job, perform(job, on_step), digest)
+    except ModelExportError as error:
+        status = OUT_OF_MEMORY if _is_for_memory(error) else FAILED
+        told = JobResult(name=job.name, status=status, output=job.output, message=error.message)
+        return msgspec.structs.replace(told, hint=error.hint, details=error.details, exit_code=error.exit_code)
+    except Exception as error:
+        status = OUT_OF_MEMORY if _is_for_memory(error) else FAILED
+        message = f"{type(error).__name__}: {first_line(error)}"
+        details = tuple(traceback.format_exc(limit=-3).splitlines()) if status == FAILED else ()
+        return JobResult(name=job.name, status=status, output=job.output, message=message, details=details, exit_code=3)
+
+
+def _done(job: BatchJob, done: Done, digest: str) -> JobResult:
+    report = done.report
+    graph_file = {"torchscript": job.jit_graph, "dynamo": job.fx_graph}[report.exporter]
+    extra = (report.report_path, report.graphml_path, report.graphml_data_path, graph_file)
+    paths = [report.onnx_path, report.sidecar_path, *report.data_paths]
+    paths += [Path(path) for path in extra if path is not None]
+    folder = Path(job.output).parent
+    unit = 1 if sys.platform == "darwin" else 1024
+    return JobResult(
+        name=job.name,
+        status=DONE,
+        output=job.output,
+        strategy=report.strategy,
+        exporter=report.exporter,
+        fallback_reason=report.fallback_reason,
+        nodes=report.nodes,
+        coverage=report.coverage,
+        peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        notes=(*done.notes, *([] if report.graphml_error is None else [f"no GraphML: {report.graphml_error}"])),
+        files={os.path.relpath(path, folder): digest_of(path) for path in paths},
+        job=digest,
+    )
+
+
+def _is_for_memory(error: BaseException) -> bool:
+    """Whether it was memory that ran out, whoever noticed it: Python, torch or the C library."""
+    return any(
+        isinstance(found, MemoryError) or any(word in str(found) for word in _NO_MEMORY) for found in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Lists of jobs: what they may say, and one clear line for what they may not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from modelexport.batch.jobs import as_bytes, given_jobs, read_jobs
+from modelexport.batch.results import JobResult, ResultsFile
+from modelexport.batch.run import checked_workers
+from modelexport.cli.main import main
+from modelexport.errors import ArgumentError, FormatError, ModelExportError
+
+pytestmark = pytest.mark.sanity
+
+TOML = """
+output_dir = "out"
+[defaults]
+strategy = "htp"
+memory = "1 GiB"
+[[jobs]]
+model = "a"
+output = "sub/a.onnx"
+input_shape = [2, 64]
+dynamic_axes = {input_ids = {0 = "batch"}}
+[[jobs]]
+name = "b"
+model = "m.py:make"
+strategy = "fx"
+torch_nn = ["Linear"]
+timeout = 5
+"""
+
+
+def test_a_file_with_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_text(TOML)
+    batch = read_jobs(path)
+    first, second = batch.jobs
+    assert (first.name, first.strategy, first.memory_bytes) == ("a", "htp", 1 << 30)
+    assert first.input_shapes == {"": (2, 64)}
+    assert first.dynamic_axes == {"input_ids": {0: "batch"}}
+    assert first.output == str(tmp_path / "out" / "sub" / "a.onnx")
+    assert (second.strategy, second.torch_nn, second.timeout) == ("fx", ("Linear",), 5)
+    assert second.output == str(tmp_path / "out" / "b.onnx")
+    assert batch.folder == tmp_path
+
+
+def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_text(TOML)
+    first, second = read_jobs(path, tmp_path / "elsewhere", {"timeout": 60, "memory": "2 GiB"}).jobs
+    assert (first.timeout, first.memory_bytes) == (60, 2 << 30)
+    assert second.timeout == 5
+    assert first.output == str(tmp_path / "elsewhere" / "sub" / "a.onnx")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "no list of jobs"),
+        ('{"jobs": []}', "has no jobs"),
+        ('{"jobs": [{"model": "a"}]}', "job 0 has neither a name nor an output"),
+        ('{"jobs": [{"output": "a.onnx"}]}', "job 0: .*`model`"),
+        ('{"jobs": [{"model": "a", "output": "a.onnx", "stratgy": "fx"}]}', "job 0: .*`stratgy`"),
+        ('{"jobs": [{"model": "a", "output": "a.onnx", "dynamic": 3}]}', "job 0: .*dynamic"),
+        ('{"jobs": [{"model": "a", "output": "a.onnx", "timeout": 0}]}', "the timeout 0 is no time"),
+        ('{"jobs": [{"model": "a", "output": "a.onnx", "memory": "much"}]}', "'much' is no size"),
+        ('{"jobs": [{"model": "a", "name": "x"}, {"model": "b", "name": "x"}]}', "two jobs have the name x"),
+        (
+            '{"jobs": [{"model": "a", "output": "x.onnx", "name": "1"}, {"model": "b", "output": "./x.onnx"}]}',
+            "two jobs have the output",
+        ),
+        ('{"jobs": [{"model": "a", "output": "a.onnx"}], "defaults": {"output": "b.onnx"}}', "output is for one job"),
+        ('{"jobs": [{"model": "a", "output": "a.onnx"}], "default": {}}', "`default`"),
+        ('{"jobs": 3}', "no list of jobs"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_bad_lists_of_jobs(content: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.json"
+    path.write_text(content)
+    with pytest.raises(FormatError, match=says) as caught:
+        read_jobs(path)
+    assert caught.value.hint
+    shown = CliRunner().invoke(main, ["batch", str(path)])
+    assert shown.exit_code == 2
+    assert len(shown.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["missing.toml"],
+        ["jobs.yaml"],
+        ["jobs.toml", "--workers", "0"],
+        ["jobs.toml", "--memory", "lots"],
+        ["jobs.toml", "--ray-address", "auto"],
+        ["jobs.toml", "--executor", "slurm"],
+    ],
+)
+def test_bad_command_lines(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.toml").write_text('[[jobs]]\nmodel = "m.py:make"\nname = "a"\n')
+    Path("jobs.yaml").write_text("jobs: []")
+    shown = CliRunner().invoke(main, ["batch", *arguments])
+    assert shown.exit_code == 2, shown.output
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "size"),
+    [(5, 5), ("512", 512), ("4 GiB", 4 << 30), ("1.5g", 3 << 29), ("10 MB", 10 << 20), ("2TiB", 2 << 40)],
+)
+def test_sizes(told: int | str, size: int) -> None:
+    assert as_bytes(told) == size
+
+
+def test_jobs_given_as_what_they_are_not() -> None:
+    wrong: Any = [3]
+    with pytest.raises(ModelExportError, match="job 0 is a int"):
+        given_jobs(wrong)
+
+
+def test_workers() -> None:
+    assert checked_workers(3, 2) == 2
+    assert checked_workers(3, 10) == 3
+    assert 1 <= checked_workers(None, 100) <= 8
+    with pytest.raises(ArgumentError, match="0 workers"):
+        checked_workers(0, 1)
+
+
+def test_lines_that_are_no_results_are_passed_over(tmp_path: Path) -> None:
+    file = ResultsFile(tmp_path / "results.jsonl")
+    assert file.read() == {}
+    file.start([JobResult(name="a", status="done", output="a.onnx")])
+    with file.path.open("ab") as out:
+        out.write(b'[]\n{"name": 3}\n' + b"[" * 5000 + b"\n\xff\n")
+    file.add(JobResult(name="b", status="failed", output="b.onnx"))
+    file.path.write_bytes(file.path.read_bytes() + json.dumps({"name": "c"}).encode()[:-3])
+    assert {name: result.status for name, result in file.read().items()} == {"a": "done", "b": "failed"}

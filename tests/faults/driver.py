@@ -1,0 +1,231 @@
+"""Kills a run over and over, each time at another point, and compares what it leaves with what is allowed.
+
+`python driver.py SCENARIO WAY KILLS FOLDER` prints a JSON record. The run happens in a fork of this process, which has
+torch loaded, so that a kill costs a fraction of a second. WAY is how the run ends: `injected`, by SIGKILL before each
+of its file operations in turn; `timed`, by SIGKILL at a random moment; `interrupted`, by SIGINT at a random moment;
+`rivals`, by SIGKILL at a random moment while another run writes the same output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import modelexport
+from modelexport.tagged.recovery import PREFIX
+
+Snapshot = dict[str, str]
+_EVENTS = ("open", "os.", "shutil.", "subprocess.Popen", "fcntl.")
+_PATIENCE = 20.0
+
+
+class Net(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 40))
+        self.norm = nn.LayerNorm(40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.body(x))
+
+
+def export(target: Path, seed: int, strategy: str = "htp") -> None:
+    modelexport.export_model(Net(seed), torch.ones(1, 40), target, strategy=strategy, external_data=True)
+
+
+def damage(target: Path) -> None:
+    """Tags and sidecar that need to be mended."""
+    import onnx
+
+    model = onnx.load(str(target), load_external_data=False)
+    tag = json.loads(model.graph.node[0].doc_string)
+    model.graph.node[0].doc_string = json.dumps({**tag, "hierarchy_count": 99})
+    onnx.save(model, str(target))
+    sidecar = target.with_name(f"{target.stem}_hierarchy.json")
+    sidecar.write_bytes(sidecar.read_bytes()[:-100])
+
+
+class Scenario:
+    """What is in the folder before, and what is done to it; `rival` does the same with another outcome."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.target = folder / "m.onnx"
+        self.drawing = folder.parent / "drawing"
+
+    def prepare(self) -> None:
+        export(self.target, seed=0)
+        if self.name == "repair":
+            damage(self.target)
+        if self.name == "import":
+            self.drawing.mkdir(exist_ok=True)
+            for seed in (1, 2):
+                export(self.drawing / f"{seed}.onnx", seed)
+                modelexport.export_graphml(self.drawing / f"{seed}.onnx", self.drawing / f"{seed}.graphml")
+            for path in self.target.parent.iterdir():
+                path.unlink()  # import-onnx writes no sidecar, and does not replace a data file by another
+            modelexport.strip(self.drawing / "2.onnx", self.target)
+
+    def act(self, seed: int = 1) -> None:
+        if self.name == "repair":
+            modelexport.validate(self.target, repair=True)
+        elif self.name == "import":
+            modelexport.import_onnx(self.drawing / f"{seed}.graphml", self.target)
+        else:
+            export(self.target, seed, "fx" if self.name == "export-fx" else "htp")
+
+
+def snapshot(folder: Path) -> Snapshot:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.is_file()}
+
+
+def forked(act: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        code = 1
+        try:
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def settled(folder: Path) -> float:
+    """How long it took until nothing of a dead run was there any more."""
+    start = time.monotonic()
+    while any(path.name.startswith(PREFIX) for path in folder.iterdir()):
+        if time.monotonic() > start + _PATIENCE:
+            break
+        time.sleep(0.001)
+    return time.monotonic() - start
+
+
+class Kills:
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self.scenario = scenario
+        self.folder = folder
+        self.pristine = folder.parent / "pristine"
+        scenario.prepare()
+        shutil.copytree(folder, self.pristine)
+        self.before = snapshot(folder)
+        self.after, self.seconds, self.events = self._complete(1)
+        self.rival = self._complete(2)[0] if scenario.name != "repair" else self.after
+        self.record: dict[str, Any] = {"kills": 0, "before": 0, "after": 0, "wrong": [], "slowest": 0.0}
+
+    def _reset(self) -> None:
+        shutil.rmtree(self.folder)
+        shutil.copytree(self.pristine, self.folder)
+
+    def _complete(self, seed: int) -> tuple[Snapshot, float, int]:
+        """What a run that nobody disturbs leaves, its time, and the number of its file operations."""
+        self._reset()
+        reader, writer = os.pipe()
+
+        def act() -> None:
+            counter = _Counter(self.folder, last=None)
+            sys.addaudithook(counter)
+            start = time.monotonic()
+            self.scenario.act(seed)
+            os.write(writer, json.dumps([time.monotonic() - start, counter.count]).encode())
+
+        _, status = os.waitpid(forked(act), 0)
+        assert status == 0, "the run itself fails"
+        seconds, events = json.loads(os.read(reader, 1000))
+        assert modelexport.validate(self.scenario.target).valid
+        return snapshot(self.folder), seconds, events
+
+    def injected(self, kills: int) -> None:
+        """Before each file operation; if there are more of them than kills, spread over all."""
+        for number in range(min(kills, self.events)):
+            last = number * self.events // min(kills, self.events)
+
+            def act(last: int = last) -> None:
+                sys.addaudithook(_Counter(self.folder, last))
+                self.scenario.act()
+
+            self._reset()
+            _, status = os.waitpid(forked(act), 0)
+            self._judge(f"operation {last}", os.WIFSIGNALED(status), (self.before, self.after))
+
+    def timed(self, kills: int, number: signal.Signals = signal.SIGKILL) -> None:
+        for _ in range(kills):
+            moment = random.uniform(0, self.seconds * 1.1)
+            self._reset()
+            child = forked(self.scenario.act)
+            time.sleep(moment)
+            os.kill(child, number)
+            os.waitpid(child, 0)
+            self._judge(f"after {moment:.4f} s", True, (self.before, self.after))
+
+    def interrupted(self, kills: int) -> None:
+        self.timed(kills, signal.SIGINT)
+
+    def rivals(self, kills: int) -> None:
+        for _ in range(kills):
+            moment = random.uniform(0, self.seconds * 2.2)
+            self._reset()
+            first, second = forked(self.scenario.act), forked(lambda: self.scenario.act(2))
+            time.sleep(moment)
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+            _, status = os.waitpid(second, 0)
+            self._judge(f"after {moment:.4f} s", status == 0, (self.rival, self.after))
+
+    def _judge(self, point: str, as_meant: bool, allowed: tuple[Snapshot, Snapshot]) -> None:
+        took = settled(self.folder)
+        found = snapshot(self.folder)
+        record = self.record
+        record["kills"] += 1
+        record["slowest"] = max(record["slowest"], took)
+        names = sorted(path.name for path in self.folder.iterdir())
+        if found not in allowed or names != sorted(found) or not as_meant:
+            record["wrong"].append([point, names, [found == one for one in allowed], as_meant])
+        record["before"] += found == allowed[0]
+        record["after"] += found == allowed[1]
+
+
+class _Counter:
+    """Counts file operations in a folder, and ends the process before a certain one."""
+
+    def __init__(self, folder: Path, last: int | None) -> None:
+        self.count = 0
+        self._folder = str(folder)
+        self._last = last
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not event.startswith(_EVENTS) or not any(self._folder in str(argument) for argument in arguments):
+            return
+        if self.count == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.count += 1
+
+
+def main() -> None:
+    name, way, kills, parent = sys.argv[1:]
+    folder = Path(parent) / "folder"
+    folder.mkdir()
+    torch.set_num_threads(1)
+    runs = Kills(Scenario(name, folder), folder)
+    getattr(runs, way)(int(kills))
+    print(json.dumps(runs.record))
+
+
+if __name__ == "__main__":
+    main()
