@@ -21,7 +21,7 @@ from generated import DOCS, attribute_docs, attribute_types, table_row, write
 from modelexport import errors
 
 GROUPS = {
-    "Export": ["export_model", "HierarchyExporter", "UnifiedExporter", "ExportReport"],
+    "Export": ["export_model", "HierarchyExporter", "UnifiedExporter", "ExportReport", "export_batch", "JobResult"],
     "Read": ["load", "TaggedModel", "analyze", "validate", "compare", "strip"],
     "Work by module": ["extract", "partition", "extract_module_subgraph", "verify"],
     "GraphML": ["export_graphml", "import_onnx"],

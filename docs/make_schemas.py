@@ -15,6 +15,8 @@ from generated import DOCS, attribute_docs, between_marks, table_row, write
 from modelexport.analysis.analyze import ANALYSIS_FORMAT, Analysis
 from modelexport.analysis.compare import Comparison
 from modelexport.analysis.validate import Validation
+from modelexport.batch.jobs import BatchJob
+from modelexport.batch.results import JobResult
 from modelexport.parity.records import Verification
 from modelexport.source.specs import InputSpec
 from modelexport.tagged.codec import NodeTag
@@ -41,6 +43,8 @@ SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "validation": (Validation, "modelexport validate --output-format json", {"valid": {"type": "boolean"}}),
     "comparison": (Comparison, "modelexport compare --output-format json", {"verdict": {"type": "string"}}),
     "verification": (Verification, "modelexport verify --output-format json", {}),
+    "batch-job": (BatchJob, "A job in the list that modelexport batch reads", {}),
+    "job-result": (JobResult, "A line that modelexport batch writes for each job", {}),
     "input-specs": (dict[str, InputSpec], "The file of --input-specs", {}),
 }
 """The record behind each, what it is, and what the schema says of a property beyond what the record says."""

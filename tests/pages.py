@@ -60,7 +60,7 @@ def blocks(page: str) -> Iterator[Block]:
         indent, info = opening.groups()
         end = next(at for at in range(number + 1, len(lines)) if lines[at].strip() == "```")
         text = "\n".join(line.removeprefix(indent) for line in lines[number + 1 : end]) + "\n"
-        language, _, file = info.strip().partition(" ")
+        language, _, file = info.strip().partition(" file=")
         before = next((line for line in reversed(lines[:number]) if line.strip()), "")
         yield Block(language, file, text, number + 1, before)
         number = end + 1
@@ -126,7 +126,7 @@ class Reader:
             if f"`{block.file}`" not in block.before:
                 raise UnfitError(f"the line above does not say that it is {block.file}")
             (self.folder / block.file).write_text(block.text)
-        if block.language == "sh":
+        if block.language in ("sh", "console"):
             self.output = "".join(self._type(command) for command in commands(block.text))
         elif block.language == "python" and not block.file:
             self.output = self._execute(block)
@@ -178,20 +178,28 @@ class Reader:
 
 
 def check_sample(sample: str, output: str) -> None:
-    """Whether a sample is part of an output, line by line; `...` stands for lines that are left out.
+    """Whether a sample is part of an output, line by line.
 
-    Of numbers that were measured, only that there is one counts: those with a point or an exponent.
+    `...` stands for lines that are left out, `…` for a part of a line. Of numbers that were measured, only that there
+    is one counts: those with a point or an exponent.
     """
     told = [_measured(line) for line in output.splitlines()]
     at = 0
     for part in re.split(r"^ *\.\.\.\n", sample, flags=re.MULTILINE):
-        wanted = [_measured(line) for line in part.splitlines()]
-        places = (place for place in range(at, len(told)) if told[place : place + len(wanted)] == wanted)
-        place = next(places, None)
+        wanted = [_pattern(line) for line in part.splitlines()]
+        place = next((place for place in range(at, len(told)) if _begins(wanted, told[place:])), None)
         if place is None:
-            lost = next((line for line in wanted if line not in told), wanted[0])
+            lost = next((line for line in part.splitlines() if not any(map(_pattern(line).fullmatch, told))), part)
             raise UnfitError(f"the output has no such lines, or not in this order: {lost!r}\n{output}")
         at = place + len(wanted)
+
+
+def _begins(wanted: list[re.Pattern[str]], told: list[str]) -> bool:
+    return len(wanted) <= len(told) and all(map(re.Pattern.fullmatch, wanted, told))
+
+
+def _pattern(line: str) -> re.Pattern[str]:
+    return re.compile(re.escape(_measured(line)).replace("…", ".*"))
 
 
 def _measured(line: str) -> str:

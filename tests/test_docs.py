@@ -49,6 +49,13 @@ def _install_beside(reader: Reader, line: str) -> str:
     return output
 
 
+def _say_what_it_takes(reader: Reader, line: str) -> str:
+    words = [word for word in shlex.split(line) if word.startswith("--")]
+    output = CliRunner().invoke(main, ["batch", "--help"]).output
+    assert all(word in output for word in words), line
+    return output
+
+
 def _not_found_offline(reader: Reader, line: str) -> str:
     code, output = reader.shell(line)
     assert code == 2, output
@@ -59,6 +66,7 @@ def _not_found_offline(reader: Reader, line: str) -> str:
 ELSEWHERE: dict[str, Callable[[Reader, str], str]] = {
     "make demo": _the_demo_that_was_made,  # sets up .venv from an index; the demo itself is run
     "make ": _print_recipe,  # sets up .venv from an index, and runs for minutes
+    "modelexport batch jobs.toml --resume --executor ray": _say_what_it_takes,  # starts a cluster; tests/batch does
     "pip install --no-deps --no-build-isolation ./examples/": _install_beside,  # installed into a folder of the page
     "pip install": _install_nothing,  # reads an index; what is named must be there and can be built
     "modelexport export google/": _not_found_offline,  # reads the hub; the options are understood
@@ -116,25 +124,17 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert not place or place in anchors(target.read_text()), link
 
 
-NOT_YET = {"batch"}
-"""Commands that the pages name before they are there."""
-
-
 @pytest.mark.parametrize("path", PAGES, ids=_name)
 def test_commands_and_options_in_the_text_exist(path: Path) -> None:
     known = {name: _options(name) for name in main.list_commands(None)}  # type: ignore[arg-type]
     every = set().union(*known.values()) | {"--help"}
     for code in inline_code(path.read_text()):
         words = code.replace("\\|", " ").split()
-        if words[0] == "modelexport" and len(words) > 1 and words[1].islower() and words[1] not in NOT_YET:
+        if words[0] == "modelexport" and len(words) > 1 and words[1].islower():
             assert words[1] in known, code
             assert {word for word in words if word.startswith("--")} <= known[words[1]] | {"--help"}, code
         elif words[0].startswith("--"):
             assert words[0].partition("=")[0] in every, code
-
-
-def test_what_is_not_there_yet_is_not_there() -> None:
-    assert not NOT_YET & set(main.list_commands(None)), "take it out of NOT_YET"  # type: ignore[arg-type]
 
 
 def _options(name: str) -> set[str]:
@@ -157,7 +157,7 @@ def _options(name: str) -> set[str]:
         ("```json\n{\n```", "JSONDecodeError"),
         ("```\nmodelexport demo\n```", "of the kind ''"),
         ("```bash\ntrue\n```", "of the kind 'bash'"),
-        ("Something else:\n```python models.py\n```", "does not say that it is models.py"),
+        ("Something else:\n```python file=models.py\n```", "does not say that it is models.py"),
         ("```sh\nmake no-such-target\n```", "no-such-target"),
         ("```sh\nmodelexport export google/absent m.onnx --no-such-option\n```", "No such option"),
         ("```sh\npip install ./absent\n```", "absent"),
@@ -172,7 +172,7 @@ def test_a_page_that_is_wrong_is_found_out(page: str, complaint: str, tmp_path: 
 RIGHT = """
 Save this as `numbers.txt`:
 
-```json numbers.txt
+```json file=numbers.txt
 [1, 2]
 ```
 

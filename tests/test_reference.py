@@ -123,6 +123,14 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
     damaged.graph.node[0].doc_string = damaged.graph.node[-1].doc_string = ""
     onnx.save(damaged, folder / "damaged.onnx")
 
+    jobs = [
+        {"model": f"{folder / 'makes.py'}:model", "output": "d.onnx", "strategy": "htp", "input_specs": "specs.json"},
+        {"model": f"{folder / 'makes.py'}:absent", "name": "e", "timeout": 60, "memory": "4 GiB"},
+    ]
+    (folder / "jobs.json").write_text(json.dumps({"jobs": jobs}))
+    results = modelexport.export_batch(folder / "jobs.json", workers=2)
+    assert [result.status for result in results] == ["done", "failed"]
+
     files = [folder / f"{name}.onnx" for name in ("a", "b", "c", "piece")]
     protos = [onnx.load(path) for path in files]
     outputs = ["--output-format", "json"]
@@ -150,6 +158,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             _run("verify", folder / "makes.py:model", folder / "a.onnx", *outputs, *specs),
             _run("verify", folder / "makes.py:model", folder / "a.onnx", *outputs, *specs, "--atol", 0, "--rtol", 0),
         ],
+        "batch-job": jobs,
+        "job-result": [json.loads(line) for line in (folder / "jobs_results.jsonl").read_text().splitlines()],
         "input-specs": [json.loads((folder / "specs.json").read_text())],
     }
 
@@ -206,6 +216,8 @@ WRONG: dict[str, list[Change]] = {
     "validation": [lambda d: d.pop("valid"), lambda d: d.update(findings=[{"code": "doc-missing"}])],
     "comparison": [lambda d: d.update(verdict=None), lambda d: d["tags"].update(distribution={"/Model": [1]})],
     "verification": [lambda d: d["modules"][0].update(outcome="perhaps"), lambda d: d.update(agrees="yes")],
+    "batch-job": [lambda d: d.update(strategies="fx"), lambda d: d.update(timeout="long"), lambda d: d.pop("model")],
+    "job-result": [lambda d: d.pop("status"), lambda d: d.update(files=["m.onnx"])],
     "input-specs": [lambda d: d["x"].pop("shape"), lambda d: d["x"].update(colour="red"), lambda d: d.update(x=[2, 4])],
 }
 

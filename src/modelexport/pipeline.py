@@ -108,8 +108,8 @@ def export_model(
       Without names, inputs given by keyword and outputs of a mapping are called by their keys.
     - `external_data`: weights beside the file or inside it; None leaves it to the exporter and the size.
     - `torch_nn_exceptions`, `include`, `exclude`, `max_depth`: which modules have a tag of their own (tags.md).
-    - `clean`: leave the map out of the file; only the sidecar has it. `scrub`: take torch's own metadata out of it,
-      which tells paths and source lines of the machine that exports.
+    - `clean`: leave the map out of the file; only the sidecar has it.
+    - `scrub`: take torch's own metadata out, which tells paths and source lines of the machine that exports.
     - `with_report`: also a page for people. `with_graphml`, or a `graphml_output`: also a GraphML, with its weights
       as `graphml_parameters` says; if that fails there is a GraphmlWarning, and the export stands.
     - `jit_graph`, `fx_graph`: also write the exporter's own graph to this file, if it has such a one.
