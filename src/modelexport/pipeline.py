@@ -171,7 +171,7 @@ def export_model(
                 outputs=tensor_infos(proto.graph.output),
                 dropped_outputs=baseline.dropped_outputs,
                 versions=_versions(),
-                scrubbed=scrub,
+                scrubbed=scrub or msgspec.UNSET,
             )
             hierarchy = build_map(facts, tags, attributions, model_record, export_record)
         with steps.step("write the files"), collector_paused():

@@ -138,6 +138,34 @@ def test_entry_points_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert strategies.find_strategy("from_a_package").exporter == "dynamo"
 
 
+def test_a_package_that_is_broken_is_told_of_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point:
+        name = "broken"
+
+        def load(self) -> modelexport.Strategy:
+            raise ImportError("no such module")
+
+    monkeypatch.setattr(strategies, "entry_points", lambda group: [Point()])
+    with pytest.raises(ArgumentError, match="'broken' of an installed package cannot be loaded: ImportError: no such"):
+        strategies.find_strategy("broken")
+    with pytest.raises(ArgumentError, match=r"no strategy 'absent' \(known: auto, fx, htp, usage_based, broken\)"):
+        strategies.find_strategy("absent")
+
+
+def test_usage_based_gives_nothing_to_a_module_that_did_not_run(tmp_path: Path) -> None:
+    class Borrows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lender = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.lender.weight).relu()
+
+    report = modelexport.export_model(Borrows(), torch.ones(1, 4), tmp_path / "m.onnx", strategy="usage_based")
+    assert report.hierarchy.modules["lender"].status == "unused"
+    assert {record.module for record in report.hierarchy.nodes.values()} == {""}
+
+
 def test_recommendation_has_a_reason() -> None:
     name, reason = modelexport.recommend_strategy(nn.Linear(2, 2))
     assert (name, bool(reason)) == ("fx", True)

@@ -49,6 +49,12 @@ def by_parameter(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
     return confirmed
 
 
+def by_parameter_in_use(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
+    """The same, for modules that ran: one whose weights another module reads itself has made nothing."""
+    ran = {call.path for call in facts.trace.log.calls}
+    return {index: site for index, site in by_parameter(facts, settled).items() if site.path in ran}
+
+
 def _weight_derived(facts: Facts, weights: set[str]) -> set[str]:
     """Tensors computed from weights alone."""
     derived = set(weights)

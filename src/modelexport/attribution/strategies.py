@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 import msgspec
 
 from modelexport.attribution.dataflow import by_agreement, by_dataflow, by_root
 from modelexport.attribution.evidence import Attribution, Evidence, Facts, Method
-from modelexport.attribution.parameters import by_parameter
+from modelexport.attribution.parameters import by_parameter, by_parameter_in_use
 from modelexport.attribution.scopes import by_scope
 from modelexport.baseline.trace import Site
 from modelexport.errors import ArgumentError, ArgumentTypeError
@@ -42,6 +42,7 @@ class Strategy(msgspec.Struct, frozen=True):
 
 SCOPE = Evidence(Method.SCOPE, by_scope)
 PARAMETER = Evidence(Method.PARAMETER, by_parameter)
+PARAMETER_IN_USE = Evidence(Method.PARAMETER, by_parameter_in_use)
 DATAFLOW = Evidence(Method.DATAFLOW, by_dataflow)
 AGREEMENT = Evidence(Method.DATAFLOW, by_agreement)
 ROOT = Evidence(Method.ROOT, by_root)
@@ -52,8 +53,8 @@ HTP = Strategy("htp", "torchscript", FULL_CHAIN, "traced; takes more models; eve
 USAGE_BASED = Strategy(
     "usage_based",
     "torchscript",
-    (PARAMETER, SCOPE, AGREEMENT),
-    "traced; tags only where the evidence is certain",
+    (PARAMETER_IN_USE, SCOPE, AGREEMENT),
+    "traced; tags only modules that ran, and only where the evidence is certain",
 )
 
 _REGISTRY: dict[str, Strategy] = {strategy.name: strategy for strategy in (FX, HTP, USAGE_BASED)}
@@ -75,23 +76,27 @@ def register_strategy(strategy: Strategy) -> None:
     _REGISTRY[strategy.name] = strategy
 
 
-def known_strategies() -> dict[str, Strategy]:
-    """All strategies by name: our own, the registered ones, and those of installed packages."""
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name not in _REGISTRY:
-            register_strategy(point.load())
-    return dict(_REGISTRY)
-
-
 def find_strategy(name: str) -> Strategy:
+    """The strategy of this name; of installed packages only the one that has it is loaded."""
     if name in _REGISTRY:
         return _REGISTRY[name]
-    strategies = known_strategies()
-    if name not in strategies:
+    points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in points:
+        known = dict.fromkeys((ExportStrategy.AUTO.value, *_REGISTRY, *points))
+        raise ArgumentError(f"there is no strategy {str(name)!r}", hint=_choices(tuple(known)))
+    return _load(points[name])
+
+
+def _load(point: EntryPoint) -> Strategy:
+    try:
+        strategy: Strategy = point.load()
+    except Exception as error:  # whatever the package does when it is imported
         raise ArgumentError(
-            f"there is no strategy {str(name)!r}", hint=_choices((ExportStrategy.AUTO.value, *strategies))
-        )
-    return strategies[name]
+            f"the strategy {point.name!r} of an installed package cannot be loaded: {type(error).__name__}: {error}",
+            hint="mend that package, or uninstall it",
+        ) from error
+    register_strategy(strategy)
+    return strategy
 
 
 def _choices(names: tuple[str, ...]) -> str:

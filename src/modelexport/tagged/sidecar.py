@@ -91,8 +91,8 @@ class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     """What the command line said, for `verify`."""
     piece: PieceRecord | None = None
     """Only in a file that was cut out of another."""
-    scrubbed: bool = False
-    """Whether torch's own metadata was taken out, so that what `strip` gives back is the baseline without it."""
+    scrubbed: bool | msgspec.UnsetType = msgspec.UNSET
+    """Only there, and true, if torch's own metadata was taken out: `strip` then gives the baseline without it."""
 
 
 class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "class"}):
