@@ -45,6 +45,7 @@ class Verdict:
     checked: int = 0
     results: int = 0
     failures: list[str] = field(default_factory=list)
+    absorbed_but_there: list[str] = field(default_factory=list)
     reshaped: bool = False
     """Whether a value counts as found in another shape: an exporter merges a last reshape with the next module's."""
 
@@ -197,9 +198,7 @@ def value_test(
             if path in owners:
                 verdict.failures.append(f"{path!r} is called absorbed, but has nodes of its own")
             made = [tensor for call in calls for tensor in _made(call)]
-            others = [tensor for other in _present(exported, returned) for tensor in _made(other)]
-            alone = [tensor for tensor in made if by_module.get(path) or not any(same(tensor, o) for o in others)]
-            if any(found(tensor, computed, values) for tensor in alone):
+            if by_module.get(path) and any(found(tensor, computed, values) for tensor in made):
                 verdict.failures.append(f"{path!r} is called absorbed, but its result is in the file")
             continue
         if record.status == "unused":
@@ -222,9 +221,23 @@ def value_test(
     return verdict
 
 
-def _present(exported: TaggedModel, returned: dict[str, list[Returned]]) -> list[Returned]:
-    """The calls of the modules that have nodes; what they return may be what an absorbed one returned before."""
-    return [call for path, calls in returned.items() if exported.modules[path].status == "nodes" for call in calls]
+def absorbed_but_there(
+    exported: TaggedModel, returned: dict[str, list[Returned]], values: dict[str, np.ndarray]
+) -> list[str]:
+    """The absorbed modules whose value some node computes, though no module that has nodes returned it.
+
+    Where weights are such that two modules return the same, this says nothing.
+    """
+    status = {path: exported.modules[path].status for path in returned}
+    computed = [name for name in values if name not in set(exported.graph.initializers)]
+    others = [made for path in returned if status[path] == "nodes" for call in returned[path] for made in _made(call)]
+    return [
+        path
+        for path, calls in returned.items()
+        if status[path] == "absorbed"
+        for made in (tensor for call in calls for tensor in _made(call))
+        if not any(same(made, other) for other in others) and found(made, computed, values)
+    ]
 
 
 def _made(call: Returned) -> list[np.ndarray]:
@@ -420,4 +433,5 @@ def prove(model: nn.Module, example_inputs: Any, folder: Path, strategy: str, **
     verdict = value_test(exported, returned, values)
     assert not verdict.failures, "\n".join(verdict.failures)
     verdict.results = check_results(exported, returned, values)
+    verdict.absorbed_but_there = absorbed_but_there(exported, returned, values)
     return verdict
