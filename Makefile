@@ -24,6 +24,7 @@ docs: $(READY)
 	$(BIN)/python docs/make_map.py
 	$(BIN)/python docs/make_schemas.py
 	$(BIN)/python docs/make_strategies.py
+	$(BIN)/python docs/make_bert_tiny.py
 
 sweep: $(READY)
 	$(BIN)/python -m sweep

