@@ -101,7 +101,7 @@ def _opening(analyses: Analyses) -> Iterator[str]:
     )
     yield from (
         "",
-        "```",
+        "```sh",
         f"modelexport demo fx --strategy fx          # dynamo: {fx.totals.nodes} nodes in fx/bert-tiny.onnx",
         f"modelexport demo htp --strategy htp        # torchscript: {htp.totals.nodes} nodes in htp/bert-tiny.onnx",
         "modelexport analyze fx/bert-tiny.onnx --output-format detailed",
