@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEMO_DIR ?= demo-output
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test lint sweep bench clean
+.PHONY: demo test lint sweep fuzz bench clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -21,6 +21,9 @@ lint: $(READY)
 
 sweep: $(READY)
 	$(BIN)/python -m sweep
+
+fuzz: $(READY)
+	$(BIN)/python -m fuzz --keep build/fuzz
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,26 +19,29 @@ from fuzz.limits import judged
 from fuzz.seeds import written
 from fuzz.targets import TARGETS
 
+
 @click.command()
 @click.argument("targets", nargs=-1, type=click.Choice(list(TARGETS)))
 @click.option("--cases", type=click.IntRange(1), default=10_000, show_default=True, help="How many for each target.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same cases.")
 @click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Targets at the same time.")
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="Folder for files that show a flaw.")
-@click.option("--repeat", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Files to try once more.")
-def main(
-    targets: tuple[str, ...], cases: int, seed: int, jobs: int, keep: Path | None, repeat: Path | None
-) -> None:
+@click.option(
+    "--repeat", "again", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Files to try once more."
+)
+def main(targets: tuple[str, ...], cases: int, seed: int, jobs: int, keep: Path | None, again: Path | None) -> None:
     """Look for input that makes a reader fail in any other way than by an error of ours.
 
     All targets if none is named. The exit code is 1 if there was a flaw.
     """
     names = targets or tuple(TARGETS)
-    if repeat is not None:
-        sys.exit(any([_repeated(name, repeat) for name in names]))
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        waiting = [pool.submit(hunted, name, cases, seed) for name in names]
-        outcomes = [one.result() for one in waiting]
+    if again is not None:
+        sys.exit(max(_repeated(name, again) for name in names))
+    if jobs == 1:
+        outcomes = [hunted(name, cases, seed) for name in names]
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+            outcomes = list(pool.map(hunted, names, repeat(cases), repeat(seed)))
     for outcome in outcomes:
         for number, flaw in enumerate(outcome.flaws):
             _show(outcome.target, number, flaw, keep)

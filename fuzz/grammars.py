@@ -22,14 +22,29 @@ from modelexport.tagged.codec import NodeTag, encode
 from modelexport.tagged.sidecar import METADATA_KEY, Embedded, Sidecar
 
 _NAMES = ("x", "y", "z", "w", "m", "a/b", "é", "", "x ", "main")
-_OPERATORS = {
-    "Add": (), "Relu": (), "MatMul": (), "Identity": (), "Shape": (), "Reshape": (), "Expand": (), "Range": (), "Tile": (),
-    "Gather": ("axis",), "Concat": ("axis",), "Split": ("axis", "num_outputs"), "Transpose": ("perm",), "Cast": ("to",),
-    "Constant": ("value", "value_ints", "value_float"), "ConstantOfShape": ("value",), "Slice": (), "Squeeze": (),
-    "Conv": ("kernel_shape", "pads", "group"), "Gemm": ("alpha", "transB"), "RandomNormal": ("shape",), "Pad": ("mode",),
-    "If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("body", "num_scan_inputs"), "Own": ("g", "t", "i"),
-    "Einsum": ("equation",), "Resize": ("mode",), "LSTM": ("hidden_size",), "SequenceConstruct": (), "Optional": ("type",),
-}  # fmt: skip
+_PLAIN = "Add Relu MatMul Identity Shape Reshape Expand Range Tile Slice Squeeze SequenceConstruct Where Unsqueeze"
+_OPERATORS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_PLAIN.split(), ()),
+    "Cast": ("to",),
+    "Concat": ("axis",),
+    "Constant": ("value", "value_ints", "value_float"),
+    "ConstantOfShape": ("value",),
+    "Conv": ("kernel_shape", "pads", "group"),
+    "Einsum": ("equation",),
+    "Gather": ("axis",),
+    "Gemm": ("alpha", "transB"),
+    "If": ("then_branch", "else_branch"),
+    "Loop": ("body",),
+    "LSTM": ("hidden_size",),
+    "Optional": ("type",),
+    "Own": ("g", "t", "i"),
+    "Pad": ("mode",),
+    "RandomNormal": ("shape",),
+    "Resize": ("mode",),
+    "Scan": ("body", "num_scan_inputs"),
+    "Split": ("axis", "num_outputs"),
+    "Transpose": ("perm",),
+}
 _SIZES = st.sampled_from((0, 1, 2, 3, -1, 20, 1 << 20, 1 << 31, (1 << 63) - 1, -(1 << 63)))
 _names = st.sampled_from(_NAMES)
 _some_names = st.lists(_names, max_size=3)
@@ -74,7 +89,8 @@ def _node(draw: Draw, depth: int) -> onnx.NodeProto:
 
 
 def _attribute(draw: Draw, name: str, depth: int) -> onnx.AttributeProto:
-    kinds = {"axis": "i", "to": "i", "g": "g", "body": "g", "then_branch": "g", "else_branch": "g", "value": "t", "t": "t"}
+    graphs = dict.fromkeys(("g", "body", "then_branch", "else_branch"), "g")
+    kinds = {"axis": "i", "to": "i", "value": "t", "t": "t", **graphs}
     kind = kinds.get(name) if draw(st.integers(0, 9)) else None
     kind = kind or draw(st.sampled_from(("i", "ints", "f", "s", "t", "g")))
     if kind == "g" and depth:
@@ -121,7 +137,7 @@ def sidecar(draw: Draw) -> bytes:
 
 def specs(draw: Draw) -> bytes:
     """Descriptions of inputs, most of them such as people write."""
-    kinds = ("float32", "int64", "bool", "int8", "uint8", "float16", "bfloat16", "complex64", "float64", "uint64", "nn", "")
+    kinds = [*"float32 int64 bool int8 uint8 float16 bfloat16 complex64 float64 uint64 nn".split(), ""]
     numbers = st.sampled_from((0, 1, -1, 0.5, 2, 300, 1e10, -1e300, 1e308, 9223372036854775807, 1 << 64))
     found = of_json.Object()
     for name in draw(_some_names):
@@ -136,14 +152,17 @@ def specs(draw: Draw) -> bytes:
 
 def arrays(draw: Draw) -> bytes:
     """An .npz of arrays whose headers say what they like."""
-    kinds = ("<f4", "<i8", "|b1", "|O", "<U4", "|S3", ">f4", "<M8[s]", "|V8", "<c8", "<f2", "[('a', '<f4')]", "<u8", "<q9", "")
+    kinds = [*"<f4 <i8 |b1 |O <U4 |S3 >f4 <M8[s] |V8 <c8 <f2 <u8 <q9".split(), "[('a', '<f4')]", ""]
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", draw(st.sampled_from((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))) as archive:
         for number in range(draw(st.integers(0, 3))):
             shape = ", ".join(map(str, draw(st.lists(_SIZES, max_size=3))))
-            header = f"{{'descr': '{draw(st.sampled_from(kinds))}', 'fortran_order': {draw(st.booleans())}, 'shape': ({shape},)}}"
+            kind, turned = draw(st.sampled_from(kinds)), draw(st.booleans())
+            header = f"{{'descr': '{kind}', 'fortran_order': {turned}, 'shape': ({shape},)}}"
             if not draw(st.integers(0, 9)):
-                header = draw(st.sampled_from(("{}", "x", "[" * 3000, "{'descr': 1, 'shape': 2, 'fortran_order': 3}", "")))
+                header = draw(
+                    st.sampled_from(("{}", "x", "[" * 3000, "{'descr': 1, 'shape': 2, 'fortran_order': 3}", ""))
+                )
             version = draw(st.sampled_from((1, 2, 3, 9)))
             size = len(header).to_bytes(2 if version == 1 else 4, "little")
             body = bytes(draw(st.sampled_from((0, 4, 8, 24, 1 << 20))))
@@ -157,7 +176,9 @@ def record(draw: Draw, kind: Any) -> object:
     return _of_type(draw, msgspec.inspect.type_info(kind))
 
 
-_texts = st.sampled_from((*MODULES, *(tag for tag in MODULES.values() if tag), *_NAMES, "nodes", "scope", "block", "m.onnx"))
+_texts = st.sampled_from(
+    (*MODULES, *(tag for tag in MODULES.values() if tag), *_NAMES, "nodes", "scope", "block", "m.onnx")
+)
 
 
 def _of_type(draw: Draw, kind: msgspec.inspect.Type) -> object:
@@ -207,7 +228,9 @@ def graphml(draw: Draw) -> bytes:
 def _nodes(draw: Draw, depth: int, before: str) -> list[str]:
     made = []
     for number in range(1, draw(st.integers(1, 4)) + 1):
-        kind = draw(st.sampled_from(("operator", "input", "output", "initializer", "sparse_initializer", "module", "body")))
+        kind = draw(
+            st.sampled_from(("operator", "input", "output", "initializer", "sparse_initializer", "module", "body"))
+        )
         parts = {
             "operator": lambda: _node(draw, 1).SerializeToString(),
             "initializer": lambda: _tensor(draw).SerializeToString(),

@@ -22,6 +22,8 @@ from fuzz.targets import TARGETS, Target
 from modelexport.errors import ModelExportError
 
 _EVERY = 1000
+_SMALLER = 200
+"""How often a case that fails is tried in a smaller form."""
 
 
 class FoundError(Exception):
@@ -31,6 +33,7 @@ class FoundError(Exception):
         super().__init__(flaw.name)
         self.flaw = flaw
         self.files = files
+        self.size = sum(map(len, files.values()))
 
 
 @functools.cache
@@ -58,7 +61,9 @@ class Outcome(msgspec.Struct):
     flaws: list[Found] = msgspec.field(default_factory=list)
 
 
-def hunt(target: Target, cases: int, start: int, on_progress: Callable[[Outcome], object] = lambda outcome: None) -> Outcome:
+def hunt(
+    target: Target, cases: int, start: int, on_progress: Callable[[Outcome], object] = lambda outcome: None
+) -> Outcome:
     """So many cases, the same for the same start. After a flaw it goes on, and looks for others."""
     outcome = Outcome(target.name)
     began = time.monotonic()
@@ -112,6 +117,7 @@ def _first(
     """The first flaw that is not known yet, made small."""
     known = {found.name for found in outcome.flaws}
     found: FoundError | None = None
+    tries = 0
 
     @seed(start)
     @settings(
@@ -125,7 +131,10 @@ def _first(
     )
     @given(strategy)
     def look(files: Files) -> None:
-        nonlocal found
+        nonlocal found, tries
+        tries += found is not None
+        if tries > _SMALLER:
+            return
         with tempfile.TemporaryDirectory(dir=work) as folder:
             verdict = judged(target.readers, written(files, Path(folder)), target.limits)
         if found is None:  # later ones only make it small
@@ -135,8 +144,10 @@ def _first(
             outcome.grown = max(outcome.grown, verdict.grown)
             on_progress(outcome)
         if verdict.flaw is not None and verdict.flaw.name not in known:
-            found = _kind(verdict.flaw.name)(verdict.flaw, files)
-            raise found
+            error = _kind(verdict.flaw.name)(verdict.flaw, files)
+            if found is None or error.size <= found.size:
+                found = error
+            raise error
 
     try:
         look()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from hypothesis import strategies as st
@@ -13,9 +15,32 @@ from modelexport.errors import FormatError
 from modelexport.tagged import wire
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_HUGE = (b"\x00", b"\x7f", b"\xff\x7f", b"\xff" * 4 + b"\x07", b"\xff" * 8 + b"\x7f", b"\xff" * 9 + b"\x01", b"\xff" * 10)
+_HUGE = (
+    *(b"\x00", b"\x7f", b"\xff\x7f"),
+    b"\xff" * 4 + b"\x07",
+    b"\xff" * 8 + b"\x7f",
+    b"\xff" * 9 + b"\x01",
+    b"\xff" * 10,
+)
 _NUMBERS = (0, 1, -1, 2, 3, 7, 16, 22, 99, 127, 1 << 31, -(1 << 31), (1 << 31) - 1, 1 << 40, (1 << 63) - 1, -(1 << 63))
-_TEXTS = ("", "x", "y", "é", "\0", "a b", "/", "../x", "\x1b[31m", "\n", "x" * 3000, "{", "ai.onnx", "If", "Loop", "Add")
+_TEXTS = (
+    "",
+    "x",
+    "y",
+    "é",
+    "\0",
+    "a b",
+    "/",
+    "../x",
+    "\x1b[31m",
+    "\n",
+    "x" * 3000,
+    "{",
+    "ai.onnx",
+    "If",
+    "Loop",
+    "Add",
+)
 _NO_TEXT = b"\xff\xfe"
 
 
@@ -167,7 +192,7 @@ def _change(draw: Draw, message: Message, field: FieldDescriptor, everything: li
     elif action == "drop":
         del values[at]
     elif action == "move":
-        kept = [type(v).FromString(v.SerializeToString()) for v in values] if field.message_type is not None else [*values]
+        kept = [copy.deepcopy(value) for value in values]
         kept.insert(place(draw, len(kept)), kept.pop(at))
         message.ClearField(field.name)
         getattr(message, field.name).extend(kept)
@@ -212,6 +237,11 @@ def _text(draw: Draw, old: object, everything: list[Message]) -> str:
         return draw(st.sampled_from(_TEXTS))
     if choice == 1 and isinstance(old, str) and old.startswith("{"):
         return of_json.damaged(draw, old.encode()).decode("utf-8", "replace")
-    texts = [v for m in everything for f, found in m.ListFields() for v in (found if f.is_repeated else [found])
-             if isinstance(v, str)]
+    texts = [
+        v
+        for m in everything
+        for f, found in m.ListFields()
+        for v in (found if f.is_repeated else [found])
+        if isinstance(v, str)
+    ]
     return draw(st.sampled_from(texts)) if texts else ""

@@ -1,4 +1,4 @@
-"""Small files that are whole: what the damage is done to. They are made without torch, so that a case is soon forked."""
+"""Small files that are whole: what the damage is done to. They are made without torch, so that forking is cheap."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
-from graphml.handmade import HANDMADE, model, value
 from onnx import helper, numpy_helper
 
 import modelexport
+from graphml.handmade import HANDMADE, model, value
 from modelexport.graph import flatten
 from modelexport.graphml.dialect import MODES
 from modelexport.tagged.build import HierarchyMap, all_tags, complete, consumer_tags, tagged_pieces
@@ -30,7 +30,15 @@ MODULES = {
     "spare": "/Net/Spare",
 }
 _HOMES = ("encoder.block.linear", "encoder.block", "encoder", "head", "")
-_FROM_HAND = ("bodies", "functions", "every_attribute", "odd_types", "sequences", "weights_as_inputs", "metadata_everywhere")
+_FROM_HAND = (
+    "bodies",
+    "functions",
+    "every_attribute",
+    "odd_types",
+    "sequences",
+    "weights_as_inputs",
+    "metadata_everywhere",
+)
 
 
 class Files(dict[str, bytes]):
@@ -149,7 +157,8 @@ def drawings() -> tuple[Seed, ...]:
     """GraphML of a few models, with weights kept in each of the ways."""
     small = [models()[number].files for number in (0, 1, 2)]
     found = [drawn(files, mode) for files in (*small, apart()) for mode in MODES]
-    found += [drawn(Files({MODEL: HANDMADE[name]().SerializeToString()}), "sidecar") for name in ("odd_types", "many_outputs")]
+    for name in ("odd_types", "many_outputs"):
+        found.append(drawn(Files({MODEL: HANDMADE[name]().SerializeToString()}), "sidecar"))
     return tuple(Seed(files, GRAPHML) for files in found)
 
 

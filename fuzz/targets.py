@@ -33,7 +33,8 @@ from modelexport.pieces.listing import extractable
 from modelexport.tagged.sidecar import METADATA_KEY, content_digest, decode_embedded, encode_embedded
 
 Damage = Callable[[Draw, bytes], bytes]
-_MOST_CHANGES = 4
+_CHANGES = (0, 1, 1, 1, 1, 2, 2, 3, 5)
+"""How many a case has: after one or two, readers get furthest."""
 _FILLED = Limits(memory=512 << 20, address_space=512 << 20)
 """An input may be as large as someone says, so it is the system that refuses more."""
 
@@ -59,7 +60,7 @@ class Target(NamedTuple):
             content = seed.content
             if self.grammar is not None and not draw(st.integers(0, 3)):
                 content = self.grammar(draw)
-            for _ in range(draw(st.integers(0, _MOST_CHANGES))):
+            for _ in range(draw(st.sampled_from(_CHANGES))):
                 content = self._changed(draw, content, found)
             files = Files(seed.files, **{seed.damaged: content})
             if self.seal is not None and draw(st.booleans()):
@@ -70,7 +71,7 @@ class Target(NamedTuple):
 
     def _changed(self, draw: Draw, content: bytes, found: tuple[Seed, ...]) -> bytes:
         """Mostly damage that fits the kind of file; always bytes where there is none."""
-        if self.damage and draw(st.integers(0, 3)):
+        if self.damage and draw(st.integers(0, 7)):
             return draw(st.sampled_from(self.damage))(draw, content)
         return of_bytes.damaged(draw, content, draw(st.sampled_from(found)).content)
 
@@ -148,7 +149,8 @@ _ON_MODELS: dict[str, Reader] = {
     "graphml": _there_and_back,
     "command": _reading_command,
 }
-_ON_SIDECARS = {name: _ON_MODELS[name] for name in ("analyze", "validate", "repair", "extract", "extract --list", "command")}
+_WITH_SIDECARS = ("analyze", "validate", "repair", "extract", "extract --list", "command")
+_ON_SIDECARS = {name: _ON_MODELS[name] for name in _WITH_SIDECARS}
 
 
 def _import(folder: Path, out: Path) -> None:
@@ -206,7 +208,11 @@ def _where(name: str, readers: Mapping[str, Reader]) -> dict[str, Reader]:
     return {f"{name} {told}": partial(only, reader) for told, reader in readers.items()}
 
 
-_SPECS = {"ids": {"shape": [1, 8], "dtype": "int64", "range": [0, 100]}, "x": {"shape": [2, 3]}, "b": {"shape": [], "dtype": "bool"}}
+_SPECS = {
+    "ids": {"shape": [1, 8], "dtype": "int64", "range": [0, 100]},
+    "x": {"shape": [2, 3]},
+    "flag": {"shape": [], "dtype": "bool"},
+}
 
 
 def _specs_seeds() -> Iterable[Seed]:

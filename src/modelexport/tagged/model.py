@@ -26,12 +26,17 @@ from modelexport.tagged.sidecar import (
 
 
 class TaggedModel:
-    """An exported file: `proto` has everything but the values of large weights; `tags` has one entry a node."""
+    """An exported file: `proto` has everything but the values of large weights; `tags` has one entry a node.
+
+    Names have to be text, but for one who brings the nodes, which then are copied and not looked into.
+    """
 
     def __init__(self, path: Path, proto: onnx.ModelProto, nodes: graph.StoredNodes | None = None) -> None:
         self.path = path
         self.proto = proto
         self.graph = graph.flatten(proto, nodes)
+        if nodes is None and self.graph.odd_names:
+            raise FormatError(f"{path} has names that are not UTF-8", hint="write it again")
         decode = functools.cache(codec.decode)  # the nodes of one module mostly say the same
         self.tags = [decode(node.doc_string) for node in self.graph.protos]
 
