@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEMO_DIR ?= demo-output
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test lint docs sweep bench clean
+.PHONY: demo test lint docs sweep fuzz bench clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -28,6 +28,9 @@ docs: $(READY)
 
 sweep: $(READY)
 	$(BIN)/python -m sweep
+
+fuzz: $(READY)
+	$(BIN)/python -m fuzz --keep build/fuzz
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

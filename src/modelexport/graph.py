@@ -71,7 +71,8 @@ class Graph:
     """The nodes in the order of the file (a node before those in its bodies), and who reads what.
 
     `protos` has the protobuf node of each, `attributed` the indices of those with attributes, `bodies` what
-    is nested in a node, by its index, and `functions` the local functions.
+    is nested in a node, by its index, and `functions` the local functions. `odd_names` tells that a name is not
+    UTF-8, so that it is bytes; names in bodies and functions always are text.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Graph:
         inputs: Sequence[str],
         outputs: Sequence[str],
         initializers: Sequence[str],
+        odd_names: bool = False,
     ) -> None:
+        self.odd_names = odd_names
         self.nodes = nodes
         self.protos = protos
         self.attributed = attributed
@@ -152,7 +155,8 @@ def flatten(model: onnx.ModelProto, nodes: StoredNodes | None = None) -> Graph:
     weights = set(initializers)
     inputs = [value.name for value in main.input if value.name not in weights]
     outputs = [value.name for value in main.output]
-    return Graph(b.nodes, b.protos, b.attributed, b.bodies, b.functions, inputs, outputs, initializers)
+    odd = b.odd_names or not _is_text((*inputs, *outputs, *initializers))
+    return Graph(b.nodes, b.protos, b.attributed, b.bodies, b.functions, inputs, outputs, initializers, odd)
 
 
 _Scopes = list[dict[str, str]]
@@ -167,6 +171,7 @@ class _Builder:
         self.attributed: list[int] = []
         self.bodies: dict[int, list[Body]] = {}
         self.functions: dict[str, Body] = {}
+        self.odd_names = False
         self._called = {function_key(f.domain, f.name, f.overload) for f in model.functions}
         self._add_nodes(model.graph.node if stored is None else stored, "", [], -1, "", -1)
         for function in model.functions:
@@ -190,9 +195,9 @@ class _Builder:
         prefix = f"{key}/"
         names = [*function.input, *(name for node in function.node for name in node.output)]
         scopes = [{name: prefix + as_text(name) for name in names if name}]
-        outputs = tuple(_resolve(name, scopes) for name in function.output)
+        outputs = tuple(_resolve(name, scopes, key) for name in function.output)
         defaults = sorted(attribute.SerializeToString().hex() for attribute in function.attribute_proto)
-        declared = " ".join((*sorted(function.attribute), *defaults))
+        declared = " ".join((*sorted(map(as_text, function.attribute)), *defaults))
         self.functions[key] = Body(key, tuple(prefix + as_text(name) for name in function.input), outputs, {}, declared)
         self._add_nodes(function.node, prefix, scopes, -1, key, -1)
 
@@ -214,18 +219,18 @@ class _Builder:
                 gaps = f"{_empty(inputs)} {_empty(outputs)}"
                 inputs, outputs = tuple(filter(None, inputs)), tuple(filter(None, outputs))
             if prefix:
-                inputs = tuple([_resolve(name, scopes) for name in inputs])
+                inputs = tuple([_resolve(name, scopes, function) for name in inputs])
                 outputs = tuple([prefix + as_text(name) for name in outputs])
             key = outputs[0] if outputs else f"{prefix}#{position}"
-            domain, op_type = node.domain, node.op_type
+            domain, op_type, name = node.domain, node.op_type, node.name
+            if not _is_text((domain, op_type, name, *inputs, *outputs)):
+                self.odd_names = True
             called = ""
             if self._called:
                 called = function_key(domain, op_type, node.overload)
                 called = called if called in self._called else ""
             index = len(found)
-            found.append(
-                Node(key, node.name, op_type, domain, inputs, outputs, enclosing, function, called, gaps, inside)
-            )
+            found.append(Node(key, name, op_type, domain, inputs, outputs, enclosing, function, called, gaps, inside))
             kept.append(position if stored else node)
             attributes = node.attribute
             if attributes:
@@ -243,7 +248,7 @@ class _Builder:
         names = [*inputs, *weights, *(name for node in graph.node for name in node.output)]
         own = {name: prefix + as_text(name) for name in names if name}
         inner = [*scopes, own]
-        outputs = tuple(_resolve(value.name, inner) for value in graph.output)
+        outputs = tuple(_resolve(value.name, inner, function) for value in graph.output)
         initializers = {prefix + as_text(name): weight for name, weight in weights.items()}
         body = Body(label, tuple(prefix + as_text(name) for name in inputs), outputs, initializers)
         self.bodies.setdefault(index, []).append(body)
@@ -254,12 +259,22 @@ def _empty(names: tuple[str, ...]) -> list[int]:
     return [place for place, name in enumerate(names) if not name]
 
 
-def _resolve(name: str, scopes: _Scopes) -> str:
+def _is_text(names: Iterable[str]) -> bool:
+    """Whether all names are text; protobuf gives bytes for one that is not UTF-8."""
+    try:
+        "".join(names)
+    except TypeError:
+        return False
+    return True
+
+
+def _resolve(name: str, scopes: _Scopes, function: str) -> str:
+    """The key of a name; one that nobody defines is of the main graph, or of the function, which sees nothing else."""
     for scope in reversed(scopes):
         found = scope.get(name)
         if found is not None:
             return found
-    return name
+    return f"{function}/{as_text(name)}" if function else name
 
 
 def nested_graphs(attributes: Iterable[onnx.AttributeProto]) -> list[tuple[str, onnx.GraphProto]]:

@@ -77,6 +77,11 @@ class _Part:
         bodies = self.walk.graph.bodies.get(index, ())
         return [*self.walk.graph.nodes[index].inputs, *(name for body in bodies for name in body.outputs)]
 
+    def _makes(self, index: int) -> list[tuple[int, str]]:
+        """The outputs of a node by their places, but for those of a name that another node makes after it."""
+        producer = self.walk.graph.producer
+        return [(at, name) for at, name in enumerate(self.walk.graph.nodes[index].outputs) if producer[name] == index]
+
     def _is_unmet_leaf(self, name: str) -> bool:
         return name not in self.walk.graph.producer and name not in self.walk.reference
 
@@ -113,14 +118,13 @@ class _Part:
 
     def _forward(self) -> dict[int, str]:
         """Each colour with those of everything before."""
-        graph = self.walk.graph
         made: dict[str, str] = {}
         told: dict[int, str] = {}
         for index in self.order:
             sources = [made.get(name) or self._source(name) for name in self._reads(index)]
             inside = sorted(told[inner] for inner in self.inside.get(index, ()))
             told[index] = _hash([self.colour[index], *sources, "holds", *inside])
-            made.update((name, f"{told[index]}.{place}") for place, name in enumerate(graph.nodes[index].outputs))
+            made.update((name, f"{told[index]}.{place}") for place, name in self._makes(index))
         return told
 
     def _source(self, name: str) -> str:
@@ -134,7 +138,7 @@ class _Part:
         for index in reversed(self.order):
             node = graph.nodes[index]
             around = told.get(node.enclosing) or str(self.walk.number.get(node.enclosing))
-            readers = [reader for name in node.outputs for reader in [*self._readers(name, told), "output"]]
+            readers = [reader for _, name in self._makes(index) for reader in [*self._readers(name, told), "output"]]
             told[index] = _hash([forward[index], around, *readers])
         return told
 
@@ -147,7 +151,7 @@ class _Part:
         return [
             index
             for index in sorted(self.left)
-            if nodes[index].enclosing not in self.left and not any(name in self.uses for name in nodes[index].outputs)
+            if nodes[index].enclosing not in self.left and not any(name in self.uses for _, name in self._makes(index))
         ]
 
     def are_apart(self, group: Sequence[int]) -> bool:

@@ -105,8 +105,9 @@ def _shown_children(modules: Mapping[str, TreeModule]) -> dict[str, list[str]]:
     ordered = sorted(by_tag.values(), key=lambda path: execution_order(path, modules[path]))
     children: dict[str, list[str]] = {path: [] for path in ordered}
     for path in ordered:
-        parent = by_tag.get((modules[path].tag or "").rpartition("/")[0])
-        if parent is not None:
+        above, slash, _ = (modules[path].tag or "").rpartition("/")
+        parent = by_tag.get(above)
+        if parent is not None and slash:
             children[parent].append(path)
     return children
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
@@ -54,7 +55,7 @@ def node_labels(graph: Graph, attributes: Sequence[str | None]) -> list[str]:
             members[node.function].append(index)
     for key in _callees_first(graph, members):
         told = {index: _label(graph.nodes[index], attributes[index], functions) for index in members[key]}
-        functions[key] = _function_form(graph, key, told).digest
+        functions[key] = _function_form(graph, key, defaultdict(str, told)).digest  # a name may lead outside
     labels: list[str] = []
     known: dict[tuple[object, ...], str] = {}
     for node, said in zip(graph.nodes, attributes, strict=True):

@@ -15,9 +15,10 @@ import onnx
 
 from modelexport.analysis.checker import complaint
 from modelexport.errors import first_line
+from modelexport.graph import flatten
 from modelexport.graphml.rebuild import Imported
 from modelexport.graphml.wiring import structure_digest
-from modelexport.tagged.model import load
+from modelexport.tagged.files import mapped, parse
 
 _MOST_BYTES = 256 << 20
 _LONGEST_RUN = 60.0
@@ -39,7 +40,8 @@ class ImportCheck(msgspec.Struct, frozen=True):
 
 def check_import(imported: Imported) -> ImportCheck:
     """Check a model that was just imported."""
-    same = structure_digest(load(imported.onnx).graph) == imported.topology
+    with mapped(imported.onnx) as data:
+        same = structure_digest(flatten(parse(data, imported.onnx))) == imported.topology
     if importlib.util.find_spec("onnxruntime") is None:
         return ImportCheck(complaint(imported.onnx), same, None, runs=False)
     runs, told = _run(imported.onnx)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
-from modelexport.graph import body_prefix, nested_graphs
+from modelexport.graph import body_prefix, function_key, nested_graphs
 from modelexport.graphml.dialect import MODULE, WEIGHTS
 from modelexport.graphml.scene import Scene
 from modelexport.graphml.views import plain, shape_text, type_and_shape
@@ -95,7 +95,8 @@ def tensor_types(model: TaggedModel, inferred: Iterable[onnx.ValueInfoProto]) ->
             )
 
     add(model.proto.graph, "")
-    for key, function in zip(model.graph.functions, model.proto.functions, strict=True):
+    for function in model.proto.functions:
+        key = function_key(function.domain, function.name, function.overload)
         types |= {under(f"{key}/", value.name): type_and_shape(value.type) for value in function.value_info}
     for index in model.graph.bodies:
         for label, nested in nested_graphs(model.graph.protos[index].attribute):

@@ -30,6 +30,7 @@ from modelexport.graphml.read import Document, NodeData, exact_bytes, place, who
 from modelexport.graphml.store import Stored, part_check
 from modelexport.graphml.tensors import FIELDS, Span
 from modelexport.graphml.views import attributes_text, plain, says_the_same
+from modelexport.tagged.codec import UNREADABLE
 from modelexport.tagged.files import is_file
 
 READ_BACK = ("operator", "domain", "name", "attributes")
@@ -243,7 +244,7 @@ def check_part(message: bytes, node: NodeData) -> None:
 def _parameters(path: Path, card: NodeData) -> Parameters:
     try:
         parameters = msgspec.json.decode(card.told.get("parameters", ""), type=Parameters)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise FormatError(f"{path} does not say where its weights are", hint=WRITE_AGAIN) from error
     if parameters.mode not in MODES:
         raise FormatError(f"{path}: there is no parameter mode {parameters.mode!r}", hint=WRITE_AGAIN)
@@ -276,7 +277,7 @@ class _Loader:
     def values(self, part: Part) -> list[tuple[str, str, Checked]]:
         try:
             stored = msgspec.json.decode(part.stored, type=list[Stored])
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise FormatError(f"what is said of the values of {part.place} is damaged", hint=WRITE_AGAIN) from error
         found = []
         if self._parameters.mode == "embedded" and len(part.embedded) != len(stored):

@@ -68,7 +68,8 @@ class Wiring:
         for index, node in enumerate(graph.nodes):
             if len(node.outputs) > 1 or node.gaps:
                 places = filled(graph.protos[index].output) if node.gaps else range(len(node.outputs))
-                self._places |= zip(node.outputs, places, strict=True)
+                named = zip(node.outputs, places, strict=True)
+                self._places |= ((name, place) for name, place in named if graph.producer[name] == index)
 
     def _add(self, kind: str, scope: str, named: Sequence[tuple[str, str] | None]) -> None:
         for position, names in enumerate(named):

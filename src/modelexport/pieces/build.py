@@ -265,7 +265,7 @@ def _record(
         ),
         _modules(flat, tags, records.modules, record.module),
     )
-    embedded = embed(sidecar, codec.digest(sidecar.nodes, tags))
+    embedded = embed(sidecar, codec.digest([node.key for node in flat.nodes], tags))
     proto.metadata_props.add(key=METADATA_KEY, value=encode_embedded(embedded))
     return sidecar
 

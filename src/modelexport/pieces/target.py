@@ -19,7 +19,7 @@ from modelexport.tagged.sidecar import ModuleRecord
 
 _GLOB = re.compile(r"[*?\[]")
 _MOST = 5
-_WHY = {
+_WHY: dict[str, str] = {
     Status.ABSORBED: "the exporter folded or fused all of it away (absorbed)",
     Status.UNUSED: "it did not run in the export (unused)",
 }
@@ -120,7 +120,7 @@ class Modules:
         above = target.path
         while above and not (above in self.records and self.records[above].nodes):
             above = above.rpartition(".")[0]
-        why = "" if record is None else f": {_WHY.get(Status(record.status), record.status)}"
+        why = "" if record is None else f": {_WHY.get(record.status, 'its nodes are not in the file')}"
         hint = f"{above or 'the root'} is the nearest module around it that has nodes"
         return ArgumentError(f"{name} has no nodes{why}", hint=hint)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import msgspec
 import numpy as np
 import torch
 
-from modelexport.errors import SourceError
+from modelexport.errors import SourceError, first_line
+from modelexport.tagged.codec import UNREADABLE
 
 _WRITE = 'write it as {"NAME": {"shape": [1, 8], "dtype": "int64", "range": [0, 100]}}, or save an .npz of arrays'
 
@@ -32,7 +32,7 @@ def read_specs(path: Path) -> dict[str, InputSpec | torch.Tensor]:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, InputSpec])
     except msgspec.ValidationError as error:
         raise SourceError(f"{path} does not describe inputs: {error}", hint=_WRITE) from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise SourceError(f"{path} is not JSON: {error}", hint=_WRITE) from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}", hint=_WRITE) from error
@@ -45,8 +45,11 @@ def _read_arrays(path: Path) -> dict[str, InputSpec | torch.Tensor]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise SourceError(f"{path} is no .npz of numbers: {error}", hint="save it with numpy.savez") from error
+    except OSError:
+        raise
+    except Exception as error:  # numpy, zipfile and what it unpacks with raise many unrelated kinds
+        told = f"{path} is no .npz of numbers: {first_line(error)}"
+        raise SourceError(told, hint="save it with numpy.savez") from error
 
 
 def _check(place: str, spec: InputSpec) -> None:

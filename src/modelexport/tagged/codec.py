@@ -27,6 +27,9 @@ class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A doc_string that the node had before."""
 
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading JSON may raise: it is none, or not as it should be; it is no text; it is too deep."""
+
 _MARK = "hierarchy_"
 _BEGINNING = '{"' + _MARK
 
@@ -45,7 +48,7 @@ def decode(doc_string: str | bytes) -> NodeTag | None:
         return None
     try:
         return _decoder.decode(doc_string)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

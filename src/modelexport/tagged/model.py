@@ -30,12 +30,16 @@ class TaggedModel:
 
     `path` is where it was read; `proto` has everything but the values of large weights; `graph` has all nodes laid
     flat, in the order of the file; `tags` has what each of them says, None for a node without a tag.
+
+    Names have to be text, but for one who brings the nodes, which then are copied and not looked into.
     """
 
     def __init__(self, path: Path, proto: onnx.ModelProto, nodes: graph.StoredNodes | None = None) -> None:
         self.path = path
         self.proto = proto
         self.graph = graph.flatten(proto, nodes)
+        if nodes is None and self.graph.odd_names:
+            raise FormatError(f"{path} has names that are not UTF-8", hint="write it again")
         decode = functools.cache(codec.decode)  # the nodes of one module mostly say the same
         self.tags = [decode(node.doc_string) for node in self.graph.protos]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from modelexport.errors import FileError, FormatError
+from modelexport.tagged.codec import UNREADABLE
 
 FORMAT = "modelexport-hierarchy/1"
 METADATA_KEY = "modelexport.hierarchy"
@@ -231,7 +232,7 @@ def encode_embedded(embedded: Embedded) -> str:
 def decode_embedded(text: str) -> Embedded:
     try:
         return msgspec.json.decode(text, type=Embedded)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise FormatError(f"the model's {METADATA_KEY} metadata cannot be read: {error}") from error
 
 
@@ -249,5 +250,5 @@ def read_sidecar(path: Path) -> Sidecar:
         return msgspec.json.decode(path.read_bytes(), type=Sidecar)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise FormatError(f"{path} is not a hierarchy file: {error}", hint="export the model again") from error

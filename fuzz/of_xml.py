@@ -1,0 +1,162 @@
+"""Damage to GraphML: to the XML, and to the parts of a model in it, which then say that they are whole."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import onnx
+from hypothesis import strategies as st
+from lxml import etree
+
+from fuzz import of_json, of_protobuf
+from fuzz.of_bytes import Draw, place
+from modelexport.graphml.dialect import GRAPHML, INITIALIZER, MODEL, SPARSE
+from modelexport.graphml.store import part_check
+
+_NODE, _EDGE, _DATA, _KEY = (f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "data", "key"))
+_MESSAGES = {MODEL: onnx.ModelProto, INITIALIZER: onnx.TensorProto, SPARSE: onnx.SparseTensorProto}
+_TEXTS = ("", " ", "\n", "0", "-1", "1", "٣", "1e3", "999999999", "9" * 5000, "x", "é", "0/0", "1/0", "0/9", "n0", "If")
+_ENTITIES = b'<!DOCTYPE graphml [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+_OUTSIDE = b'<!DOCTYPE graphml SYSTEM "file:///etc/passwd" [<!ENTITY % x SYSTEM "file:///etc/passwd"> %x;]>'
+
+Element = etree._Element
+
+
+def damaged(draw: Draw, text: bytes) -> bytes:
+    """One change somewhere in a document; what is no XML comes back as it was."""
+    try:
+        root = etree.fromstring(text, etree.XMLParser(huge_tree=True, resolve_entities=False))
+    except etree.XMLSyntaxError:
+        return text
+    elements = [e for e in root.iter(_NODE, _EDGE, _DATA, _KEY) if not len(e) or e.tag != _DATA]
+    if not draw(st.integers(0, 9)):
+        elements = list(root.iter(etree.Element))
+    if elements:
+        draw(st.sampled_from(_KINDS))(draw, elements[place(draw, len(elements))], elements)
+    if draw(st.integers(0, 3)):
+        seal(root)
+    return _in_text(draw, etree.tostring(root, xml_declaration=True, encoding="utf-8"))
+
+
+def seal(root: Element) -> None:
+    """Make every part say that it is as it was written, or nothing behind that check would ever be tried."""
+    names = {key.get("id"): key.get("attr.name") for key in root.iter(_KEY) if key.get("for") == "node"}
+    for node in root.iter(_NODE):
+        told = {names.get(data.get("key")): data for data in node.iterchildren(_DATA)}
+        if "onnx" in told and "check" in told:
+            try:
+                message = base64.b64decode("".join((told["onnx"].text or "").split()), validate=True)
+            except (binascii.Error, ValueError):
+                continue
+            stored = "" if told.get("values") is None else told["values"].text or ""
+            told["check"].text = part_check(message, stored)
+
+
+def _in_text(draw: Draw, text: bytes) -> bytes:
+    """Now and then something that an XML library would not write."""
+    choice = draw(st.integers(0, 30))
+    head, _, body = text.partition(b"?>\n")
+    if choice == 1:
+        return head + b"?>\n" + _ENTITIES + body.replace(b">", b">&b;", 2)
+    if choice == 2:
+        return head + b"?>\n" + _OUTSIDE + body
+    if choice == 3:
+        encoding = draw(st.sampled_from((b"utf-16", b"latin-1", b"ascii", b"utf-7", b"none")))
+        return head.replace(b"UTF-8", encoding) + b"?>\n" + body
+    if choice == 4:
+        return text.decode().encode("utf-16")
+    if choice == 5:
+        depth = draw(st.sampled_from((50, 300, 5000)))
+        nodes = b"".join(b'<node id="deep%d"><graph>' % number for number in range(depth))
+        return text.replace(b"</graph></graphml>", nodes + b"</graph></node>" * depth + b"</graph></graphml>")
+    return text
+
+
+def _drop(draw: Draw, element: Element, elements: list[Element]) -> None:
+    if element.getparent() is not None:
+        element.getparent().remove(element)
+
+
+def _double(draw: Draw, element: Element, elements: list[Element]) -> None:
+    if element.getparent() is not None:
+        element.addnext(etree.fromstring(etree.tostring(element, with_tail=False)))
+
+
+def _move(draw: Draw, element: Element, elements: list[Element]) -> None:
+    """Before another one, or into it."""
+    other = elements[place(draw, len(elements))]
+    if element in (other, *other.iterancestors()):
+        return
+    if draw(st.booleans()) and other.getparent() is not None:
+        other.addprevious(element)
+    else:
+        other.append(element)
+
+
+def _attribute(draw: Draw, element: Element, elements: list[Element]) -> None:
+    """Gone, odd, or the one of another element."""
+    names = list(element.attrib) or ["id"]
+    name = draw(st.sampled_from(names))
+    other = elements[place(draw, len(elements))].get(name)
+    new = draw(st.sampled_from((None, other, other, *_TEXTS)))
+    if new is None:
+        element.attrib.pop(name, None)
+    else:
+        element.set(name, new)
+
+
+def _text(draw: Draw, element: Element, elements: list[Element]) -> None:
+    other = elements[place(draw, len(elements))].text
+    element.text = draw(st.sampled_from((other, other, *_TEXTS)))
+
+
+def _swap(draw: Draw, element: Element, elements: list[Element]) -> None:
+    """The texts of two elements under the same key, else of any two."""
+    alike = [e for e in elements if e.get("key") == element.get("key")]
+    other = alike[place(draw, len(alike))]
+    element.text, other.text = other.text, element.text
+
+
+def _ids(draw: Draw, element: Element, elements: list[Element]) -> None:
+    """Two nodes change their ids."""
+    nodes = [e for e in elements if e.tag == _NODE]
+    if len(nodes) > 1:
+        first, second = nodes[place(draw, len(nodes))], nodes[place(draw, len(nodes))]
+        one, two = first.get("id", ""), second.get("id", "")
+        first.set("id", two)
+        second.set("id", one)
+
+
+def _tag(draw: Draw, element: Element, elements: list[Element]) -> None:
+    element.tag = draw(st.sampled_from((_NODE, _EDGE, _DATA, _KEY, f"{{{GRAPHML}}}graph", "x", "{http://x}node")))
+
+
+def _part(draw: Draw, element: Element, elements: list[Element]) -> None:
+    """The exact form of an operator, a weight or the model."""
+    holders = [e for e in elements if e.get("key") == "n_onnx" and e.text]
+    if not holders:
+        return
+    holder = holders[place(draw, len(holders))]
+    kind = next((e.text for e in holder.itersiblings(_DATA, preceding=True) if e.get("key") == "n_kind"), "")
+    try:
+        message = base64.b64decode(holder.text)
+    except (binascii.Error, ValueError):
+        return
+    if draw(st.booleans()):
+        message = of_protobuf.in_fields(draw, message)
+    else:
+        message = of_protobuf.in_meaning(draw, message, _MESSAGES.get(kind, onnx.NodeProto))
+    holder.text = base64.b64encode(message).decode()
+
+
+def _record(draw: Draw, element: Element, elements: list[Element]) -> None:
+    """What JSON says of values and where they are."""
+    holders = [e for e in elements if e.get("key") in ("n_values", "n_parameters", "n_attributes") and e.text]
+    if holders:
+        holder = holders[place(draw, len(holders))]
+        new = of_json.damaged(draw, holder.text.encode()).decode("utf-8", "replace")
+        holder.text = "".join(c for c in new if c >= " " or c in "\t\n")
+
+
+_KINDS = (_drop, _double, _move, _attribute, _text, _swap, _ids, _tag, _part, _part, _part, _part, _record, _record)

@@ -1,0 +1,152 @@
+"""Every reader against a few damaged files, and the harness itself: it has to see each kind of flaw."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from fuzz import of_toml
+from fuzz.__main__ import main
+from fuzz.hunt import hunt
+from fuzz.limits import Flaw, Limits, Reader, Verdict, _tried, judged
+from fuzz.seeds import Files, Seed
+from fuzz.targets import TARGETS, Target
+
+from modelexport.errors import FormatError
+
+pytestmark = [pytest.mark.sanity, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
+
+ROOT = Path(__file__).parents[1]
+CASES = 120
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_only_our_own_errors_come_out(name: str, tmp_path: Path) -> None:
+    """In a process without torch, from which cases are forked much sooner."""
+    arguments = [name, "--cases", str(CASES), "--seed", "11", "--jobs", "1", "--keep", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-m", "fuzz", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"{name} +│ {CASES}\d? +│ [1-9]", done.stdout), "some are read"
+
+
+def value_error() -> None:
+    raise ValueError("not ours")
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (value_error, "ValueError in tests/test_fuzz.py"),
+        (lambda: time.sleep(60), "took more than 2 s"),
+        (lambda: ctypes.string_at(0), "died with status -11"),
+        (lambda: os._exit(3), "died with status 3"),
+        (lambda: bytearray(os.urandom(1 << 20) * 80), "took more than 64 MiB"),
+        (lambda: bytes(1 << 40), "MemoryError in tests/test_fuzz.py"),
+    ],
+    ids=["error", "hang", "crash", "exit", "memory", "too-much"],
+)
+def test_each_kind_of_flaw_is_seen(harm: Callable[[], object], told: str, tmp_path: Path) -> None:
+    readers = {"good": lambda folder, out: None, "bad": lambda folder, out: harm()}
+    verdict = judged(readers, tmp_path, Limits(seconds=2, memory=64 << 20))
+    assert verdict.flaw is not None
+    assert told in verdict.flaw.name
+    assert verdict.accepted >= 1
+
+
+def test_an_error_of_ours_is_no_flaw(tmp_path: Path) -> None:
+    def refuse(folder: Path, out: Path) -> None:
+        raise FormatError("bad file")
+
+    verdict = judged({"refuse": refuse}, tmp_path, Limits())
+    assert (verdict.flaw, verdict.accepted) == (None, 0)
+
+
+def made_up(read: Callable[[bytes], object]) -> Target:
+    """A reader of its own, which sees twenty bytes or whatever became of them."""
+    seed = Seed(Files({"file": bytes(range(20))}), "file")
+    return Target("made up", lambda: [seed], (), {"read": lambda folder, out: read((folder / "file").read_bytes())})
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases in this process, which has torch in it and is slow to fork."""
+
+    def judge(readers: dict[str, Reader], folder: Path, limits: Limits) -> Verdict:
+        told = [_tried(name, reader, folder, folder) for name, reader in readers.items()]
+        flaws = [Flaw(line.flaw, line.detail) for line in told if line.flaw]
+        return Verdict(flaws[0] if flaws else None, sum(line.accepted for line in told), 0, 0)
+
+    monkeypatch.setattr("fuzz.hunt.judged", judge)
+
+
+def harmed(data: bytes) -> None:
+    """Two flaws, at bytes that damage alone can put there."""
+    if data[:1] > b"\x0a":
+        raise ValueError("not ours")
+    if data[1:2] > b"\x0a":
+        raise KeyError("not ours")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_flaws_are_made_small_and_the_hunt_goes_on() -> None:
+    outcome = hunt(made_up(harmed), 80, start=1)
+    assert {flaw.name.split()[0] for flaw in outcome.flaws} == {"ValueError", "KeyError"}
+    assert outcome.cases >= 80
+    assert min(len(flaw.files["file"]) for flaw in outcome.flaws) <= 20
+
+
+def test_the_same_seed_gives_the_same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(start: int) -> list[bytes]:
+        found: list[bytes] = []
+
+        def note(readers: object, folder: Path, limits: Limits) -> Verdict:
+            found.append((folder / "file").read_bytes())
+            return Verdict(None, 1, 0, 0)
+
+        monkeypatch.setattr("fuzz.hunt.judged", note)
+        hunt(made_up(len), 50, start)
+        return found
+
+    assert seen(3) == seen(3)
+    assert seen(3) != seen(4)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_files_that_show_a_flaw_are_kept_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TARGETS, "specs", made_up(harmed)._replace(name="specs"))
+    result = CliRunner().invoke(main, ["specs", "--cases", "40", "--seed", "1", "--jobs", "1", "--keep", str(tmp_path)])
+    assert result.exit_code == 1, result.output
+    kept = tmp_path / "specs-0"
+    assert f"once more: python -m fuzz specs --repeat {kept}" in result.output
+    again = CliRunner().invoke(main, ["specs", "--repeat", str(kept)])
+    assert again.exit_code == 1
+    assert "Error: " in again.output
+    assert "not ours" in again.output
+    (kept / "file").write_bytes(b"")
+    assert CliRunner().invoke(main, ["specs", "--repeat", str(kept)]).exit_code == 0
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_target_is_a_small_entry() -> None:
+    """Such as one for files in TOML."""
+
+    def read(folder: Path, out: Path) -> None:
+        try:
+            tomllib.loads((folder / "jobs.toml").read_bytes().decode())
+        except (ValueError, RecursionError) as error:
+            raise FormatError("no TOML") from error
+
+    text = b'[defaults]\nopset = 18\n\n[[job]]\nmodel = "a"\nout = "a.onnx"\n'
+    seed = Seed(Files({"jobs.toml": text}), "jobs.toml")
+    outcome = hunt(Target("jobs", lambda: [seed], (of_toml.damaged,), {"jobs": read}), 50, start=0)
+    assert not outcome.flaws
+    assert 5 < outcome.accepted < 50
