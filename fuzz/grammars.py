@@ -16,6 +16,7 @@ from fuzz import of_json
 from fuzz.of_bytes import Draw
 from fuzz.of_json import Raw
 from fuzz.seeds import MODULES
+from modelexport.batch.jobs import BatchJob
 from modelexport.graphml.dialect import FORMAT_VERSION, GRAPHML, MODES, ON_EDGES, ON_GRAPH, ON_NODES
 from modelexport.graphml.store import part_check
 from modelexport.tagged.codec import NodeTag, encode
@@ -135,9 +136,20 @@ def sidecar(draw: Draw) -> bytes:
     return of_json.written(record(draw, Sidecar)).encode()
 
 
+def jobs(draw: Draw) -> bytes:
+    """A list of jobs that say all that a job can."""
+    told = of_json.Object([("jobs", [record(draw, BatchJob) for _ in range(draw(st.integers(0, 3)))])])
+    if draw(st.booleans()):
+        told.append(("defaults", record(draw, BatchJob)))
+    return of_json.written(told).encode()
+
+
 def specs(draw: Draw) -> bytes:
     """Descriptions of inputs, most of them such as people write."""
-    kinds = [*"float32 int64 bool int8 uint8 float16 bfloat16 complex64 float64 uint64 nn".split(), ""]
+    kinds = [
+        *["float32", "int64", "bool", "int8", "uint8", "float16", "bfloat16", "complex64", "float64", "uint64", "nn"],
+        "",
+    ]
     numbers = st.sampled_from((0, 1, -1, 0.5, 2, 300, 1e10, -1e300, 1e308, 9223372036854775807, 1 << 64))
     found = of_json.Object()
     for name in draw(_some_names):
@@ -152,7 +164,11 @@ def specs(draw: Draw) -> bytes:
 
 def arrays(draw: Draw) -> bytes:
     """An .npz of arrays whose headers say what they like."""
-    kinds = [*"<f4 <i8 |b1 |O <U4 |S3 >f4 <M8[s] |V8 <c8 <f2 <u8 <q9".split(), "[('a', '<f4')]", ""]
+    kinds = [
+        *["<f4", "<i8", "|b1", "|O", "<U4", "|S3", ">f4", "<M8[s]", "|V8", "<c8", "<f2", "<u8", "<q9"],
+        "[('a', '<f4')]",
+        "",
+    ]
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", draw(st.sampled_from((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))) as archive:
         for number in range(draw(st.integers(0, 3))):

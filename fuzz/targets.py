@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -23,10 +24,12 @@ from hypothesis import strategies as st
 
 import modelexport
 import modelexport.cli.main
-from fuzz import grammars, of_bytes, of_json, of_protobuf, of_xml, of_zip, seeds
+from fuzz import grammars, of_bytes, of_json, of_protobuf, of_toml, of_xml, of_zip, seeds
 from fuzz.limits import Limits, Reader
 from fuzz.of_bytes import Draw
 from fuzz.seeds import GRAPHML, MODEL, MODULES, SIDECAR, Files, Seed
+from modelexport.batch.jobs import read_jobs
+from modelexport.batch.results import JobResult, ResultsFile
 from modelexport.errors import FormatError, ModelExportError
 from modelexport.graphml.dialect import MODES
 from modelexport.pieces.listing import extractable
@@ -176,6 +179,17 @@ def _specs(folder: Path, out: Path) -> None:
                 make_tensor(spec, torch.Generator().manual_seed(0))
 
 
+def _jobs(folder: Path, out: Path) -> None:
+    """The list, and what its limits come to."""
+    for path in folder.iterdir():
+        for job in read_jobs(path).jobs:
+            assert job.memory_bytes is None or job.memory_bytes > 0
+
+
+def _results(folder: Path, out: Path) -> None:
+    ResultsFile(folder / "results.jsonl").read()
+
+
 def _with_digests(files: Files) -> None:
     """Put the digest of the metadata, and in it that of the sidecar, right again."""
     with suppress(DecodeError, FormatError):
@@ -226,6 +240,39 @@ def _arrays_seeds() -> Iterable[Seed]:
         yield Seed(Files({"specs.npz": file.getvalue()}), "specs.npz")
 
 
+_JOBS = b"""output_dir = "out"
+[defaults]
+strategy = "htp"
+timeout = 60
+memory = "4 GiB"
+[[jobs]]
+name = "first"
+model = "models.py:make"
+input_shape = [2, 64]
+dynamic_axes = {input_ids = {0 = "batch"}}
+[[jobs]]
+model = "./bert"
+output = "sub/bert.onnx"
+torch_nn = ["Linear"]
+with_report = true
+"""
+
+
+def _toml_jobs() -> Iterable[Seed]:
+    yield Seed(Files({"jobs.toml": _JOBS}), "jobs.toml")
+
+
+def _json_jobs() -> Iterable[Seed]:
+    yield Seed(Files({"jobs.json": msgspec.json.encode(tomllib.loads(_JOBS.decode()))}), "jobs.json")
+
+
+def _results_seeds() -> Iterable[Seed]:
+    done = JobResult(name="first", status="done", output="/out/first.onnx", nodes=3, files={"first.onnx": "0" * 64})
+    failed = JobResult(name="second", status="failed", output="/out/second.onnx", message="no", log=("a", "b"))
+    lines = b"\n".join(map(msgspec.json.encode, (done, failed))) + b"\n"
+    yield Seed(Files({"results.jsonl": lines}), "results.jsonl")
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -241,6 +288,9 @@ TARGETS = {
         Target("graphml", seeds.drawings, (of_xml.damaged,), _ON_GRAPHML, grammars.graphml),
         Target("onnxdata", seeds.beside, (), _where(GRAPHML, _ON_GRAPHML) | _where(MODEL, _ON_MODELS)),
         Target("specs", _specs_seeds, (of_json.damaged,), {"specs": _specs}, grammars.specs, limits=_FILLED),
+        Target("jobs", _json_jobs, (of_json.damaged,), {"jobs": _jobs}, grammars.jobs),
+        Target("toml", _toml_jobs, (of_toml.damaged,), {"jobs": _jobs}),
+        Target("results", _results_seeds, (of_json.damaged,), {"results": _results}),
         Target("arrays", _arrays_seeds, (of_zip.damaged,), {"specs": _specs}, grammars.arrays, limits=_FILLED),
     )
 }

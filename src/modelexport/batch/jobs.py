@@ -57,7 +57,7 @@ def read_jobs(path: StrPath, output_dir: StrPath | None = None, defaults: Mappin
         file = msgspec.convert(told, _File)
     except msgspec.ValidationError as error:
         raise FormatError(f"{path} is no list of jobs: {error}", hint=_WRITE) from error
-    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:  # tomllib raises several kinds of the first
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise FormatError(f"{path} is not {kind}: {error}", hint=_WRITE) from error
     folder = path.parent.absolute()

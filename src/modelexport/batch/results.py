@@ -83,7 +83,7 @@ def _local_files(job: BatchJob, folder: Path) -> Iterator[Path]:
     if ".py:" in job.model and not model.exists():
         model = folder / job.model.rpartition(":")[0]
     if model.is_dir():
-        yield from sorted(path for path in model.rglob("*") if path.is_file())
+        yield from sorted(path for path in model.iterdir() if path.is_file())
     specs = [] if job.input_specs is None else [folder / job.input_specs]
     yield from (path for path in (model, *specs) if path.is_file())
 
@@ -146,5 +146,5 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[JobResult]:
     for text in lines:
         try:
             yield msgspec.json.decode(text, type=JobResult)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
