@@ -80,11 +80,12 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
         ('{"jobs": [{"model": "a", "output": "a.onnx"}], "default": {}}', "`default`"),
         ('{"jobs": 3}', "no list of jobs"),
         ("[" * 100_000, "is not JSON"),
+        ('{"jobs": [{"model": "\xff"}]}', "is not JSON"),
     ],
 )
 def test_bad_lists_of_jobs(content: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "jobs.json"
-    path.write_text(content)
+    path.write_bytes(content.encode("latin-1"))
     with pytest.raises(FormatError, match=says) as caught:
         read_jobs(path)
     assert caught.value.hint
@@ -92,6 +93,14 @@ def test_bad_lists_of_jobs(content: str, says: str, tmp_path: Path) -> None:
     assert shown.exit_code == 2
     assert len(shown.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", ["a", "x = " + "9" * 5000, "\xff = 1", '[[jobs]]\nmodel = "\\ud800"'])
+def test_bad_toml(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(FormatError, match="is not TOML"):
+        read_jobs(path)
 
 
 @pytest.mark.parametrize(
