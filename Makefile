@@ -39,6 +39,7 @@ clean:
 	rm -rf $(VENV) $(DEMO_DIR) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
+	@echo "setting up $(VENV), once: a few minutes and about 2 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf,runtime,ray,dev]'
 	touch $(READY)

@@ -247,7 +247,7 @@ timeout = 60
 memory = "4 GiB"
 [[jobs]]
 name = "first"
-model = "models.py:make"
+model = "some/model"
 input_shape = [2, 64]
 dynamic_axes = {input_ids = {0 = "batch"}}
 [[jobs]]

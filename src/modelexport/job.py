@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from modelexport.attribution.strategies import EXPORTERS, ExportStrategy, find_strategy
 from modelexport.errors import ArgumentError, GraphmlWarning
 from modelexport.graphml.dialect import MODES
 from modelexport.graphml.write import check_graphml
+from modelexport.tagged.scrub import refuse_graph_text
 from modelexport.tagged.sidecar import SourceOptions
 from modelexport.tagged.staging import check_target
 
@@ -72,18 +74,30 @@ class Done(NamedTuple):
     notes: tuple[str, ...]
 
 
+def check_options(job: Job) -> None:
+    """Raise for options that cannot work, wherever the files are."""
+    if job.strategy != ExportStrategy.AUTO:
+        find_strategy(job.strategy)
+    if job.exporter is not None and job.exporter not in EXPORTERS:
+        raise ArgumentError(f"there is no exporter {job.exporter!r}", hint=f"known: {', '.join(EXPORTERS)}")
+    if job.dynamic and job.dynamic_axes:
+        raise ArgumentError("--dynamic chooses the axes that --dynamic-axes sets", hint="give one of them")
+    if any(size < 1 for shape in job.input_shapes.values() for size in shape):
+        raise ArgumentError("a shape has a size below 1", hint="write it as 1,128 or input_ids=1,128")
+    if job.graphml_parameters not in MODES:
+        raise ArgumentError(f"there is no parameter mode {job.graphml_parameters!r}", hint=f"known: {', '.join(MODES)}")
+    refuse_graph_text(job.scrub, job.jit_graph, job.fx_graph)
+
+
 def check(job: Job) -> None:
     """Raise for what can be seen to be wrong before torch is loaded."""
+    check_options(job)
     output = check_target(job.output)
     if job.with_graphml or job.graphml_output is not None:
         check_graphml(output, job.graphml_output, job.graphml_parameters)
-    if job.dynamic and job.dynamic_axes:
-        raise ArgumentError("--dynamic chooses the axes that --dynamic-axes sets", hint="give one of them")
     for extra in (job.jit_graph, job.fx_graph):
         if extra is not None and check_target(extra, suffix="") == output:
             raise ArgumentError(f"{extra} is the output itself", hint="choose another file")
-    if any(size < 1 for shape in job.input_shapes.values() for size in shape):
-        raise ArgumentError("a shape has a size below 1", hint="write it as 1,128 or input_ids=1,128")
 
 
 def perform(job: Job, on_step: Callable[[str], None], verbose: bool = False) -> Done:

@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.strategies import EXPORTERS, FX, HTP, ExportStrategy, Strategy, attribute, find_strategy
@@ -48,7 +49,7 @@ from modelexport.report import ExportReport, Steps
 from modelexport.tagged import wire
 from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
 from modelexport.tagged.files import StrPath, parse
-from modelexport.tagged.scrub import scrubbed
+from modelexport.tagged.scrub import refuse_graph_text, scrubbed
 from modelexport.tagged.sidecar import (
     ExportRecord,
     ModelRecord,
@@ -119,6 +120,7 @@ def export_model(
     """
     target = check_target(output_path)
     graphml = check_graphml(target, graphml_output, graphml_parameters) if with_graphml or graphml_output else None
+    refuse_graph_text(scrub, jit_graph, fx_graph)
     module = _check_model(model)
     inputs = _check_inputs(module, example_inputs)
     policy = make_policy(torch_nn_exceptions, include, exclude, max_depth)
@@ -245,6 +247,8 @@ def _check_model(model: object) -> nn.Module | ExportedProgram:
             f"the model is a {type(model).__name__}, not a torch.nn.Module",
             hint="pass the model object itself; a class needs to be called, a path needs to be loaded first",
         )
+    if isinstance(model, nn.Module) and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        raise ArgumentError("the model has lazy modules without weights", hint="run it once on its inputs first")
     return model
 
 

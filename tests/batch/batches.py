@@ -61,6 +61,24 @@ def refuse():
     raise ValueError("the weights are of another model")
 
 
+def stop():
+    os.kill(os.getpid(), 19)
+
+
+def block():
+    import re
+
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def stopped():
+    return Bad(stop), (torch.ones(2, 4),)
+
+
+def busy():
+    return Bad(block), (torch.ones(2, 4),)
+
+
 def hang():
     return Bad(sleep), (torch.ones(2, 4),)
 

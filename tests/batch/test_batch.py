@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -25,6 +26,8 @@ from batch.batches import (
     run,
     write_jobs,
 )
+from modelexport.batch.jobs import read_jobs
+from modelexport.batch.supervise import supervise
 
 pytestmark = pytest.mark.integration
 
@@ -138,12 +141,14 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert {name: result["status"] for name, result in results(again).items()} == {"quick": "skipped", "hang": "done"}
 
 
-def test_jobs_end_with_a_batch_that_is_killed(tmp_path: Path) -> None:
-    path = write_jobs(tmp_path, [good_job("quick"), {"name": "hang", "model": "bad.py:hang", "timeout": 600}])
+@pytest.mark.parametrize("bad", ["hang", "stopped", "busy"])
+def test_jobs_end_with_a_batch_that_is_killed(bad: str, tmp_path: Path) -> None:
+    path = write_jobs(tmp_path, [good_job("quick"), {"name": bad, "model": f"bad.py:{bad}", "timeout": 600}])
     process = _started(path, tmp_path)
     process.kill()
     process.communicate()
     assert gone(tmp_path)
+    assert not [entry for entry in (tmp_path / "out").iterdir() if entry.name.startswith(".")]
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +164,9 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         output_dir="results",
         on_result=told.append,
     )
-    assert [result.name for result in found] == ["a", "b"]
+    assert [result.name for result in found] == ["deep/er/a", "b"]
     assert [result.status for result in found] == ["done", "failed"]
-    assert sorted(told, key=lambda result: result.name) == found
+    assert sorted(told, key=lambda result: result.status) == found
     assert sorted(found[0].files) == ["a.onnx", "a_hierarchy.json", "a_report.md"]
     assert (tmp_path / "results" / "deep" / "er" / "a.onnx").is_file()
     assert found[1].exit_code == 3
@@ -189,6 +194,60 @@ def test_what_a_job_prints_and_leaves_running(tmp_path: Path) -> None:
     assert "exit code 7" in found["fails"]["message"]
     assert "loud and clear" in found["fails"]["log"]
     assert gone(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "says"),
+    [
+        ("for fd in range(3, 64):\n        try: os.write(fd, b'garbage\\n')\n        except OSError: pass", "done", ""),
+        ("sys.exit(5)", "failed", "SystemExit"),
+        ("raise KeyboardInterrupt", "failed", "KeyboardInterrupt"),
+        ("raise ValueError('bad \\ud800' + 'x' * 10**6)", "failed", "ValueError"),
+        ("class Mute(Exception):\n        def __str__(self): raise TypeError\n    raise Mute", "failed", "TypeError"),
+        ("import shutil; shutil.rmtree(os.getcwd())", "done", ""),
+    ],
+    ids=["writes anywhere", "exits", "interrupts", "unsendable", "mute", "removes its folder"],
+)
+def test_a_job_that_misbehaves_has_a_result(code: str, status: str, says: str, tmp_path: Path) -> None:
+    folder = tmp_path / "list"
+    folder.mkdir()
+    write_jobs(folder, [good_job("unused")])
+    (folder / "odd.py").write_text(
+        f"import os, sys\nfrom good import small\ndef make():\n    {code}\n    return small()\n"
+    )
+    batch = read_jobs(write_jobs(folder, [{"name": "odd", "model": "odd.py:make"}]), tmp_path / "out")
+    result = supervise(batch.jobs[0], batch.folder, share=2)
+    assert result.status == status
+    assert says in result.message
+    assert len(result.message) < 5000
+
+
+def test_files_beside_the_list_are_not_taken_for_modules(tmp_path: Path) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('the wrong one')")
+    (tmp_path / "types.py").write_text("raise SystemExit('the wrong one')")
+    assert run(write_jobs(tmp_path, [good_job("a")])).returncode == 0
+
+
+def test_a_batch_goes_on_when_nobody_reads_its_lines(tmp_path: Path) -> None:
+    path = write_jobs(tmp_path, [good_job("a"), good_job("b"), good_job("c")])
+    line = f"{shlex.join(command(path, '--workers', 1))} | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "[3/3] c: done" in done.stderr
+    assert "no more results on stdout" in done.stderr
+
+
+def test_a_name_with_markup_on_a_terminal(tmp_path: Path) -> None:
+    path = write_jobs(tmp_path, [good_job("v[/2]"), good_job("[bold]x")])
+    shown = subprocess.run(
+        ["script", "-qec", shlex.join(command(path)), "/dev/null"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert shown.returncode == 0, shown.stdout
+    assert "v[/2]: done" in shown.stdout
+    assert "[bold]x: done" in shown.stdout
 
 
 def test_people_see_a_table_of_80_columns(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from modelexport.batch.jobs import as_bytes, given_jobs, read_jobs
-from modelexport.batch.results import JobResult, ResultsFile
+from modelexport.batch.results import JobResult, ResultsFile, job_digest
 from modelexport.batch.run import checked_workers
 from modelexport.cli.main import main
-from modelexport.errors import ArgumentError, FormatError, ModelExportError
+from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError
 
 pytestmark = pytest.mark.sanity
 
@@ -29,7 +30,7 @@ input_shape = [2, 64]
 dynamic_axes = {input_ids = {0 = "batch"}}
 [[jobs]]
 name = "b"
-model = "m.py:make"
+model = "package.module:make"
 strategy = "fx"
 torch_nn = ["Linear"]
 timeout = 5
@@ -41,7 +42,7 @@ def test_a_file_with_defaults(tmp_path: Path) -> None:
     path.write_text(TOML)
     batch = read_jobs(path)
     first, second = batch.jobs
-    assert (first.name, first.strategy, first.memory_bytes) == ("a", "htp", 1 << 30)
+    assert (first.name, first.strategy, first.memory_bytes) == ("sub/a", "htp", 1 << 30)
     assert first.input_shapes == {"": (2, 64)}
     assert first.dynamic_axes == {"input_ids": {0: "batch"}}
     assert first.output == str(tmp_path / "out" / "sub" / "a.onnx")
@@ -65,15 +66,25 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
         ("{", "is not JSON"),
         ("[]", "no list of jobs"),
         ('{"jobs": []}', "has no jobs"),
-        ('{"jobs": [{"model": "a"}]}', "job 0 has neither a name nor an output"),
-        ('{"jobs": [{"output": "a.onnx"}]}', "job 0: .*`model`"),
-        ('{"jobs": [{"model": "a", "output": "a.onnx", "stratgy": "fx"}]}', "job 0: .*`stratgy`"),
-        ('{"jobs": [{"model": "a", "output": "a.onnx", "dynamic": 3}]}', "job 0: .*dynamic"),
+        ('{"jobs": [{"model": "a"}]}', "job 1 has neither a name nor an output"),
+        ('{"jobs": [{"output": "a.onnx"}]}', "job 1: .*`model`"),
+        (
+            '{"jobs": [{"model": "a", "output": "a.onnx", "stratgy": "fx"}]}',
+            "no option 'stratgy' .did you mean strategy",
+        ),
+        ('{"jobs": [{"model": "a", "output": "a.onnx", "dynamic": 3}]}', "job 1: .*dynamic"),
         ('{"jobs": [{"model": "a", "output": "a.onnx", "timeout": 0}]}', "the timeout 0 is no time"),
         ('{"jobs": [{"model": "a", "output": "a.onnx", "memory": "much"}]}', "'much' is no size"),
+        ('{"jobs": [{"model": "a", "output": "a.onnx", "input-shape": [1]}]}', "did you mean input_shape"),
+        ('{"jobs": [{"model": "a", "output": "a.txt"}]}', "job 1: the output 'a.txt' does not end in .onnx"),
+        ('{"jobs": [{"model": "a", "output": "a.onnx", "strategy": "fxx"}]}', "job 1: there is no strategy 'fxx'"),
+        ('{"jobs": [{"model": "a.py:f", "output": "a.onnx"}]}', "job 1: there is no file a.py"),
+        ('{"jobs": [{"model": "a", "output": "a.onnx", "timeout": 1e300}]}', "is no time"),
+        ('{"jobs": [{"model": "a", "output": "a.onnx", "memory": "99999999999 TiB"}]}', "no machine has the memory"),
+        ('{"jobs": [{"model": "a", "output": "a.onnx", "scrub": true, "fx_graph": "a.txt"}]}', "scrubbing leaves out"),
         ('{"jobs": [{"model": "a", "name": "x"}, {"model": "b", "name": "x"}]}', "two jobs have the name x"),
         (
-            '{"jobs": [{"model": "a", "output": "x.onnx", "name": "1"}, {"model": "b", "output": "./x.onnx"}]}',
+            '{"jobs": [{"model": "a", "output": "x.onnx", "name": "1"}, {"model": "b", "output": "sub/../x.onnx"}]}',
             "two jobs have the output",
         ),
         ('{"jobs": [{"model": "a", "output": "a.onnx"}], "defaults": {"output": "b.onnx"}}', "output is for one job"),
@@ -116,7 +127,7 @@ def test_bad_toml(content: str, tmp_path: Path) -> None:
 )
 def test_bad_command_lines(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("jobs.toml").write_text('[[jobs]]\nmodel = "m.py:make"\nname = "a"\n')
+    Path("jobs.toml").write_text('[[jobs]]\nmodel = "some/model"\nname = "a"\n')
     Path("jobs.yaml").write_text("jobs: []")
     shown = CliRunner().invoke(main, ["batch", *arguments])
     assert shown.exit_code == 2, shown.output
@@ -135,6 +146,52 @@ def test_jobs_given_as_what_they_are_not() -> None:
     wrong: Any = [3]
     with pytest.raises(ModelExportError, match="job 0 is a int"):
         given_jobs(wrong)
+
+
+def test_names_that_are_no_text() -> None:
+    with pytest.raises(FormatError, match="no text"):
+        given_jobs([{"model": "a", "name": "\udcff"}])
+
+
+def test_every_option_counts_in_the_digest_of_a_job(tmp_path: Path) -> None:
+    plain = {"model": "some/model", "output": "m.onnx"}
+    others: list[dict[str, Any]] = [
+        {},
+        {"dynamic_axes": {"input_ids": {0: "batch"}}},
+        {"dynamic_axes": {"input_ids": {1: "batch"}}},
+        {"input_shape": [2, 3]},
+        {"input_shape": {"x": [2, 3]}},
+        {"torch_nn": ["Linear"]},
+        {"scrub": True},
+        {"opset_version": 18},
+    ]
+    jobs = [given_jobs([{**plain, **other}], tmp_path).jobs[0] for other in others]
+    assert len({job_digest(job, tmp_path) for job in jobs}) == len(jobs)
+    same = given_jobs([{**plain, "timeout": 5, "memory": "1 GiB", "name": "other"}], tmp_path).jobs[0]
+    assert job_digest(same, tmp_path) == job_digest(jobs[0], tmp_path)
+
+
+def test_a_model_in_the_folder_of_its_outputs(tmp_path: Path) -> None:
+    job = given_jobs([{"model": str(tmp_path), "output": "m.onnx"}], tmp_path).jobs[0]
+    (tmp_path / "config.json").write_text("{}")
+    before = job_digest(job, tmp_path)
+    (tmp_path / "m.onnx").write_text("an output")
+    (tmp_path / "jobs_results.jsonl").write_text("results")
+    assert job_digest(job, tmp_path) == before
+    (tmp_path / "config.json").write_text("[]")
+    assert job_digest(job, tmp_path) != before
+
+
+def test_the_results_file_is_no_way_to_another_file(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    file = ResultsFile(tmp_path / "results.jsonl")
+    file.path.symlink_to(tmp_path / "precious")
+    file.start([])
+    assert (tmp_path / "precious").read_text() == "kept"
+    file.path.unlink()
+    os.mkfifo(file.path)
+    with pytest.raises(FileError, match="no ordinary file"):
+        file.start([])
 
 
 def test_workers() -> None:

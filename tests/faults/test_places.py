@@ -17,7 +17,7 @@ from torch import nn
 import modelexport
 from modelexport.cli.main import main
 from modelexport.errors import FileError, ModelExportError
-from modelexport.tagged.recovery import PREFIX
+from modelexport.tagged import recovery
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 
@@ -188,20 +188,59 @@ def test_a_temporary_folder_elsewhere_is_left_empty(tmp_path: Path) -> None:
     assert sorted(content(tmp_path / "out")) == ["m.onnx", "m.onnx.data", "m_hierarchy.json"]
 
 
-def test_what_a_dead_run_left_is_cleared_by_the_next(tmp_path: Path) -> None:
-    left = tmp_path / f"{PREFIX}left"
+def left_behind(folder: Path, number: int) -> Path:
+    """The folder of a run that died, with one file in it."""
+    left = folder / f"{recovery.PREFIX}{number:012x}"
     left.mkdir()
-    (left / "0").write_bytes(b"half of a mod")
-    finished = tmp_path / f"{PREFIX}finished"
-    finished.mkdir()
-    (finished / "0").write_bytes(b"the new one")
-    (finished / "moves.json").write_text('{"names": ["other.bin"], "removed": ["old.bin"]}')
+    (left / "0").write_bytes(b"the new one")
+    return left
+
+
+def test_what_a_dead_run_left_is_cleared_by_the_next(tmp_path: Path) -> None:
+    left_behind(tmp_path, 1)
+    recovery.write_moves(left_behind(tmp_path, 2), ["other.bin"], ["old.bin"])
     (tmp_path / "old.bin").write_bytes(b"old")
-    hostile = tmp_path / f"{PREFIX}hostile"
-    hostile.mkdir()
-    (hostile / "0").write_bytes(b"it climbs out")
-    (hostile / "moves.json").write_text('{"names": ["../climbed"], "removed": []}')
     export(tmp_path / "m.onnx")
     assert sorted(content(tmp_path)) == ["m.onnx", "m_hierarchy.json", "other.bin"]
     assert (tmp_path / "other.bin").read_bytes() == b"the new one"
-    assert not (tmp_path.parent / "climbed").exists()
+
+
+def test_what_others_planted_is_not_obeyed(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    notes = folder / f"{recovery.PREFIX}notes"
+    notes.mkdir()
+    (notes / "thesis.txt").write_text("kept")
+    (folder / "weights").write_text("kept")
+    planted = '{"folder": [1, 2], "names": ["conftest.py"], "removed": ["weights"]}'  # as it would come in an archive
+    (left_behind(folder, 1) / "moves.json").write_text(planted)
+    recovery.write_moves(left_behind(folder, 2), ["../climbed"], ["../../weights"])
+    os.mkfifo(left_behind(folder, 3) / "moves.json")
+    (left_behind(folder, 4) / "moves.json").write_text("[" * 100_000)
+    tricky = left_behind(folder, 5)
+    (tricky / "0").unlink()
+    (tricky / "0").mkdir()
+    recovery.write_moves(tricky, ["m.onnx"], [])
+    (left_behind(folder, 6) / "moves.json").symlink_to(folder / "weights")
+    export(folder / "m.onnx")
+    assert sorted(path.name for path in folder.iterdir()) == [notes.name, "m.onnx", "m_hierarchy.json", "weights"]
+    assert (notes / "thesis.txt").read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+
+
+def test_interrupted_twice_while_files_are_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(tmp_path / "m.onnx", 40, external_data=True)
+    replace, left = os.replace, [2]
+
+    def interrupting(source: Path, target: Path) -> None:
+        if Path(target).name == "m.onnx" and left[0]:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path / "m.onnx", 60, external_data=True)
+    assert sorted(content(tmp_path)) == ["m.onnx", "m.onnx.data", "m_hierarchy.json"]
+    assert modelexport.validate(tmp_path / "m.onnx", check_consistency=True).valid
+    assert modelexport.load(tmp_path / "m.onnx").sidecar.export.inputs[0].shape == (1, 60)

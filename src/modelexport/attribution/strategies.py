@@ -96,6 +96,11 @@ def _load(point: EntryPoint) -> Strategy:
             hint="mend that package, or uninstall it",
         ) from error
     register_strategy(strategy)
+    if strategy.name != point.name:
+        raise ArgumentError(
+            f"an installed package calls its strategy {strategy.name!r} {point.name!r}",
+            hint="the name of the entry point has to be the strategy's own",
+        )
     return strategy
 
 
@@ -105,10 +110,17 @@ def _choices(names: tuple[str, ...]) -> str:
 
 def attribute(strategy: Strategy, facts: Facts) -> list[Attribution | None]:
     """The module of each node of the graph, in the order of its nodes."""
+    modules = set(facts.tree)
     settled: dict[int, Site] = {}
     methods: dict[int, str] = {}
     for evidence in strategy.chain:
         for index, site in evidence.find(facts, settled).items():
+            if site.path not in modules:
+                raise ArgumentError(
+                    f"the evidence {str(evidence.method)!r} of the strategy {strategy.name!r} names the module "
+                    f"{site.path!r}, which the model does not have",
+                    hint="mend the strategy",
+                )
             if index not in settled:
                 settled[index] = site
                 methods[index] = str(evidence.method)

@@ -199,12 +199,17 @@ def shaped_output(model: nn.Module, taken: Sequence[str] = ()) -> Iterator[Outpu
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the time of the block; afterwards every attribute and buffer is as it was."""
+    """Eval mode for the time of the block; afterwards the model is as it was.
+
+    That is: its modules with their attributes, the contents of the dicts, lists and sets among those, the values of
+    its buffers, and what is to have gradients. Not the values of parameters, which would take a copy of them all.
+    """
     modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     scripted = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
     training = [module.training for module in scripted]
     attributes = [(module, dict(module.__dict__), _contents(module)) for module in modules]
-    buffers = [(buffer, _version(buffer), buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    gradients = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
     try:
         for module in (*modules, *scripted):
             module.training = False
@@ -216,15 +221,20 @@ def preserved(model: nn.Module) -> Iterator[None]:
                 _restore(live, saved)
         for module, was in zip(scripted, training, strict=True):
             module.training = was
-        for buffer, version, copy in buffers:
-            if version is None or buffer._version != version:
-                with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-                    buffer.copy_(copy)
+        for parameter, needs_grad, grad in gradients:
+            parameter.requires_grad = needs_grad
+            parameter.grad = grad
+        for buffer, copy in buffers:
+            _put_back(buffer, copy)
 
 
-def _version(tensor: torch.Tensor) -> int | None:
-    """How often a tensor was written to; None where torch does not count."""
-    return None if tensor.is_inference() else int(tensor._version)
+def _put_back(buffer: torch.Tensor, copy: torch.Tensor) -> None:
+    """A buffer's value as it was; torch does not count every write to one, so it is compared."""
+    with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+        if buffer.shape != copy.shape or buffer.dtype != copy.dtype:
+            buffer.data = copy
+        elif not torch.equal(buffer, copy):
+            buffer.copy_(copy)
 
 
 _Container = dict[Any, Any] | list[Any] | set[Any]

@@ -72,7 +72,7 @@ class RayExecutor:
 
     def __init__(self, folder: Path, workers: int, address: str | None) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise SourceError("the package ray is not installed", hint="pip install 'modelexport[ray]'")
+            raise SourceError("the package ray is not installed", hint="pip install ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray: Any = importlib.import_module("ray")
         self._folder = folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,13 +13,14 @@ from typing import Any
 import msgspec
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError
-from modelexport.job import Job
-from modelexport.tagged.files import StrPath, as_path, check_ordinary
+from modelexport.job import Job, check_options
+from modelexport.tagged.files import StrPath, as_path, check_ordinary, is_file
 
 _WRITE = 'write [[jobs]] with model = "..." and output = "m.onnx", and what they share under [defaults]'
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 _TIMEOUT = 1800.0
 _LARGEST_FILE = 64 << 20
+_LONGEST, _MOST = 1e9, 1 << 62
 
 
 class BatchJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -93,7 +96,7 @@ def _content(path: Path) -> bytes:
             raise FormatError(f"{path} is too large for a list of jobs", hint=_WRITE)
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise FileError(f"there is no file {path}", hint=_WRITE) from error
+        raise FileError(f"there is no file {path}", hint="check the path") from error
     except OSError as error:
         if isinstance(error, FileError):
             raise
@@ -108,11 +111,13 @@ def _batch(place: str, told: list[dict[str, Any]], defaults: dict[str, Any], fol
             raise FormatError(f"{place}: {field} is for one job, not for all", hint=_WRITE)
     jobs = []
     for number, fields in enumerate(told):
+        told_place = f"{place}, job {number + 1}"
+        _check_fields(told_place, {**defaults, **fields})
         try:
             job = msgspec.convert({**defaults, **fields}, BatchJob, str_keys=True)
         except msgspec.ValidationError as error:
-            raise FormatError(f"{place}, job {number}: {error}", hint=_WRITE) from error
-        jobs.append(_placed(f"{place}, job {number}", job, output_dir))
+            raise FormatError(f"{told_place}: {error}", hint=_WRITE) from error
+        jobs.append(_placed(told_place, job, folder, output_dir))
     for kind, found in (("name", [job.name for job in jobs]), ("output", [job.output for job in jobs])):
         seen: set[str] = set()
         for value in found:
@@ -122,26 +127,43 @@ def _batch(place: str, told: list[dict[str, Any]], defaults: dict[str, Any], fol
     return Batch(tuple(jobs), folder, output_dir)
 
 
-def _placed(place: str, job: BatchJob, output_dir: Path) -> BatchJob:
+def _check_fields(place: str, fields: Mapping[str, Any]) -> None:
+    known = BatchJob.__struct_fields__
+    for name in fields:
+        if name not in known:
+            meant = difflib.get_close_matches(str(name).replace("-", "_"), known, 1)
+            hint = f"did you mean {meant[0]}?" if meant else "the names are those of the options of export"
+            raise FormatError(f"{place}: there is no option {str(name)[:80]!r}", hint=hint)
+
+
+def _placed(place: str, job: BatchJob, folder: Path, output_dir: Path) -> BatchJob:
     """A job with a name, and with its outputs where they go."""
     output = job.output or (f"{job.name}.onnx" if job.name else "")
     if not output:
         raise FormatError(f"{place} has neither a name nor an output", hint=_WRITE)
-    if not job.timeout > 0:
+    if not 0 < job.timeout < _LONGEST:
         raise FormatError(f"{place}: the timeout {job.timeout:g} is no time", hint="it is in seconds")
-    if job.memory is not None and as_bytes(job.memory) <= 0:
-        raise FormatError(f"{place}: the memory {job.memory} is none", hint='for example "4 GiB"')
     try:
+        check_options(job)
+        if job.memory is not None and not 0 < as_bytes(job.memory) < _MOST:
+            raise ArgumentError(f"no machine has the memory {job.memory}", hint='for example "4 GiB"')
+        if not output.endswith(".onnx"):
+            raise ArgumentError(f"the output {output!r} does not end in .onnx", hint="name it, for example, model.onnx")
+        if (factory := job.model.rpartition(":")[0]).endswith(".py") and not is_file(folder / factory):
+            raise ArgumentError(f"there is no file {factory}", hint="paths start from the folder of the list")
+    except (ArgumentError, FormatError) as error:
+        raise FormatError(f"{place}: {error.message}", hint=error.hint) from error
+    try:
+        f"{job.name}{job.model}{output_dir}{output}".encode()
         extras = {
             field: str(output_dir / value)
             for field in ("graphml_output", "jit_graph", "fx_graph")
             if (value := getattr(job, field)) is not None
         }
-        return msgspec.structs.replace(
-            job, name=job.name or Path(output).stem, output=str((output_dir / output).absolute()), **extras
-        )
+        name = job.name or output.removesuffix(".onnx")
+        return msgspec.structs.replace(job, name=name, output=os.path.normpath(output_dir / output), **extras)
     except ValueError as error:
-        raise FormatError(f"{place}: no file can have the name {output[:80]!r}", hint=_WRITE) from error
+        raise FormatError(f"{place}: a name in it is no text, or none for a file", hint=_WRITE) from error
 
 
 def as_bytes(memory: int | str) -> int:

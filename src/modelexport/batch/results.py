@@ -12,12 +12,15 @@ import msgspec
 from modelexport.batch.jobs import BatchJob
 from modelexport.errors import FileError
 from modelexport.tagged.files import check_ordinary
+from modelexport.tagged.staging import check_target, write_file
 
 DONE, SKIPPED = "done", "skipped"
 FAILED, CRASHED, TIMED_OUT, OUT_OF_MEMORY = "failed", "crashed", "timed-out", "out-of-memory"
 _VERSIONS = ("modelexport", "torch", "onnx", "onnxscript", "transformers")
 _LIMITS = ("name", "timeout", "memory")
 _CHUNK = 1 << 20
+_WRITTEN = (".onnx", ".onnx.data", "_hierarchy.json", "_report.md", "_results.jsonl", ".graphml", ".onnxdata")
+"""Outputs may go into the folder of the model, but are no part of it."""
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,7 +66,8 @@ def job_digest(job: BatchJob, folder: Path) -> str:
     """What decides an export's outputs: its options, the local files it names, and the versions that carry it out."""
     digest = hashlib.sha256()
     told = {name: value for name, value in msgspec.structs.asdict(job).items() if name not in _LIMITS}
-    digest.update(msgspec.json.encode([told, dict(_versions())], order="deterministic"))
+    plain = msgspec.to_builtins([told, dict(_versions())], str_keys=True)
+    digest.update(msgspec.json.encode(plain, order="deterministic"))
     for path in _local_files(job, folder):
         digest.update(f"{path.name}\0{digest_of(path)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
@@ -83,7 +87,7 @@ def _local_files(job: BatchJob, folder: Path) -> Iterator[Path]:
     if ".py:" in job.model and not model.exists():
         model = folder / job.model.rpartition(":")[0]
     if model.is_dir():
-        yield from sorted(path for path in model.iterdir() if path.is_file())
+        yield from sorted(path for path in model.iterdir() if path.is_file() and not path.name.endswith(_WRITTEN))
     specs = [] if job.input_specs is None else [folder / job.input_specs]
     yield from (path for path in (model, *specs) if path.is_file())
 
@@ -122,15 +126,13 @@ class ResultsFile:
 
     def start(self, kept: Iterable[JobResult]) -> None:
         """Begin the file anew with these lines."""
-        self._write("wb", b"".join(map(line, kept)))
+        check_ordinary(self.path)
+        write_file(check_target(self.path, suffix=""), b"".join(map(line, kept)))
 
     def add(self, result: JobResult) -> None:
-        self._write("ab", line(result))
-
-    def _write(self, mode: str, content: bytes) -> None:
         try:
-            with self.path.open(mode) as file:
-                file.write(content)
+            with self.path.open("ab") as file:
+                file.write(line(result))
         except OSError as error:
             raise FileError(
                 f"cannot write {self.path}: {error.strerror or error}", hint="choose another --output-dir"

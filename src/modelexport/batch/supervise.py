@@ -23,6 +23,8 @@ _TICK = 0.2
 _CHUNK = 1 << 16
 _LOG_LINES, _LONGEST_LINE = 20, 500
 _NO_MEMORY = b"bad_alloc"
+_LAST_READS = 1000
+_LEASH = str(Path(__file__).with_name("leash.py"))
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -34,9 +36,20 @@ def supervise(job: BatchJob, folder: Path, share: int, stopped: Callable[[], boo
     """Run one job and wait for its end; a `share` of the machine's memory and cores is what it may take."""
     start = time.monotonic()
     memory = job.memory_bytes or physical_memory() // share
-    order = msgspec.json.encode(Order(job, memory, max(1, (os.cpu_count() or 1) // share)))
+    try:
+        result = _run(job, folder, Order(job, memory, max(1, (os.cpu_count() or 1) // share)), stopped)
+    except StoppedError:
+        raise
+    except Exception as error:  # no job takes another one down
+        message = f"its process could not be run: {type(error).__name__}: {error}"
+        result = JobResult(name=job.name, status=CRASHED, output=job.output, message=message, exit_code=3)
+    return msgspec.structs.replace(result, seconds=round(time.monotonic() - start, 3))
+
+
+def _run(job: BatchJob, folder: Path, order: Order, stopped: Callable[[], bool]) -> JobResult:
+    deadline = time.monotonic() + job.timeout
     process = subprocess.Popen(
-        [sys.executable, "-m", "modelexport.batch.worker"],
+        [sys.executable, "-P", "-m", "modelexport.batch.worker"],  # -P: no file of the folder is taken for a module
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -44,20 +57,23 @@ def supervise(job: BatchJob, folder: Path, share: int, stopped: Callable[[], boo
         start_new_session=True,
     )
     reading = _Reading(process)
+    leash = None
     try:
-        reading.give(order)
-        timed_out = reading.until_end(start + job.timeout, stopped)
+        leash = subprocess.Popen([sys.executable, "-I", "-S", _LEASH, str(process.pid)], stdin=subprocess.PIPE)
+        reading.give(msgspec.json.encode(order))
+        timed_out = reading.until_end(deadline, stopped)
     finally:
         _kill(process)
         reading.close()
+        if leash is not None:
+            leash.kill()
+            leash.communicate()
     result = reading.result
     if result is None or timed_out:
         result = _without_answer(job, reading, timed_out)
     if result.status == OUT_OF_MEMORY:
-        result = _for_memory(result, memory)
-    if not result.succeeded:
-        result = msgspec.structs.replace(result, step=reading.step, log=reading.log_lines())
-    return msgspec.structs.replace(result, seconds=round(time.monotonic() - start, 3))
+        result = _for_memory(result, order.memory)
+    return result if result.succeeded else msgspec.structs.replace(result, step=reading.step, log=reading.log_lines())
 
 
 def physical_memory() -> int:
@@ -95,8 +111,8 @@ class _Reading:
 
     def give(self, order: bytes) -> None:
         with suppress(BrokenPipeError):  # it died at once, and says so by its exit code
-            self._pipes[0].write(order + b"\n")
-            self._pipes[0].flush()
+            self._pipes[0].write(order)
+            self._pipes[0].close()
 
     def until_end(self, deadline: float, stopped: Callable[[], bool]) -> bool:
         """Wait for the result or the end of the process; True if neither came in time."""
@@ -106,8 +122,9 @@ class _Reading:
             if time.monotonic() > deadline:
                 return True
             self._take(_TICK)
-        while self._take(0):
-            pass
+        for _ in range(_LAST_READS):
+            if not self._take(0):
+                break
         return False
 
     def _take(self, seconds: float) -> bool:
@@ -125,7 +142,10 @@ class _Reading:
     def _take_told(self, chunk: bytes) -> None:
         *lines, self._told = (self._told + chunk).split(b"\n")
         for line in lines:
-            told = msgspec.json.decode(line, type=Told)
+            try:
+                told = msgspec.json.decode(line, type=Told)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue  # the model's code wrote where it has no business
             self.step = told.step or self.step
             self.result = told.result or self.result
 
@@ -172,7 +192,7 @@ def _without_answer(job: BatchJob, reading: _Reading, timed_out: bool) -> JobRes
 def _for_memory(result: JobResult, memory: int) -> JobResult:
     return msgspec.structs.replace(
         result,
-        message=f"it needs more memory than its limit of {memory / (1 << 30):.2g} GiB",
+        message=f"it needs more memory than its limit of {_size(memory)}",
         hint="give it more with memory or --memory, or run fewer jobs at once with --workers",
         details=(result.message,) if result.message else (),
         exit_code=3,
@@ -184,3 +204,7 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _size(memory: int) -> str:
+    return f"{memory / (1 << 30):.3g} GiB" if memory >= 1 << 30 else f"{memory / (1 << 20):.3g} MiB"

@@ -1,7 +1,7 @@
 """The process of one job: `python -m modelexport.batch.worker`.
 
 It reads its job from standard input and tells, a line of JSON each, what it is doing and at last what came of it.
-Whatever the model's code prints goes elsewhere. When the input ends, whoever gave the job is gone, and so is the job.
+Whatever the model's code prints goes elsewhere.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +23,7 @@ from modelexport.errors import ModelExportError, first_line
 from modelexport.job import Done, perform
 
 _NO_MEMORY = (os.strerror(errno.ENOMEM), "bad_alloc")
+_LONGEST, _MOST_DETAILS = 2000, 50
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -43,21 +42,14 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main() -> None:
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
-    threading.Thread(target=_die_with, args=(sys.stdin.buffer,), daemon=True).start()
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0) as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
         _limit(order)
-        result = run(order.job, lambda step: _tell(answers, Told(step=step)))
-        _tell(answers, Told(result=result))
-        sys.stdout.flush()
+        _tell(answers, Told(result=run(order.job, lambda step: _tell(answers, Told(step=step)))))
+    finally:
         os._exit(0)  # without waiting for threads that the model's code has started
-
-
-def _die_with(leash: BinaryIO) -> None:
-    while leash.read(1):
-        pass
-    os.killpg(0, signal.SIGKILL)
 
 
 def _limit(order: Order) -> None:
@@ -78,15 +70,38 @@ def run(job: BatchJob, on_step: Callable[[str], None]) -> JobResult:
         digest = job_digest(job, Path.cwd())
         Path(job.output).parent.mkdir(parents=True, exist_ok=True)
         return _done(job, perform(job, on_step), digest)
-    except ModelExportError as error:
-        status = OUT_OF_MEMORY if _is_for_memory(error) else FAILED
-        told = JobResult(name=job.name, status=status, output=job.output, message=error.message)
-        return msgspec.structs.replace(told, hint=error.hint, details=error.details, exit_code=error.exit_code)
-    except Exception as error:
-        status = OUT_OF_MEMORY if _is_for_memory(error) else FAILED
-        message = f"{type(error).__name__}: {first_line(error)}"
+    except BaseException as error:  # an exit or an interrupt in the model's code is as good as an error
+        return _failed(job, error)
+
+
+def _failed(job: BatchJob, error: BaseException) -> JobResult:
+    status = OUT_OF_MEMORY if _is_for_memory(error) else FAILED
+    if isinstance(error, ModelExportError):
+        message, hint, details = error.message, error.hint, error.details
+    else:
+        message, hint = f"{type(error).__name__}: {_said(error)}", None
         details = tuple(traceback.format_exc(limit=-3).splitlines()) if status == FAILED else ()
-        return JobResult(name=job.name, status=status, output=job.output, message=message, details=details, exit_code=3)
+    return JobResult(
+        name=job.name,
+        status=status,
+        output=job.output,
+        message=_sendable(message),
+        hint=None if hint is None else _sendable(hint),
+        details=tuple(map(_sendable, details[:_MOST_DETAILS])),
+        exit_code=error.exit_code if isinstance(error, ModelExportError) else 3,
+    )
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return first_line(error)
+    except Exception:  # an error of the model's own making, that cannot even be told
+        return "it says nothing"
+
+
+def _sendable(text: str) -> str:
+    """Text that JSON can hold, and not without end."""
+    return text[:_LONGEST].encode("utf-8", "replace").decode()
 
 
 def _done(job: BatchJob, done: Done, digest: str) -> JobResult:
@@ -116,7 +131,7 @@ def _done(job: BatchJob, done: Done, digest: str) -> JobResult:
 def _is_for_memory(error: BaseException) -> bool:
     """Whether it was memory that ran out, whoever noticed it: Python, torch or the C library."""
     return any(
-        isinstance(found, MemoryError) or any(word in str(found) for word in _NO_MEMORY) for found in _causes(error)
+        isinstance(found, MemoryError) or any(word in _said(found) for word in _NO_MEMORY) for found in _causes(error)
     )
 
 

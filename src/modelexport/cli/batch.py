@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console, RenderableType
 from rich.status import Status
+from rich.text import Text
 
 from modelexport.batch.executors import EXECUTORS
 from modelexport.batch.jobs import as_bytes, read_jobs
@@ -71,7 +73,8 @@ def batch_command(
     input_shape = [2, 64]
 
     Each result is a line of JSON in <FILE's stem>_results.jsonl among the outputs, and on stdout where
-    that is no terminal. Exit code 0 if all jobs are done, 3 if one is not.
+    that is no terminal. Exit code 0 if all jobs are done, 3 if one is not, 2 if the list is wrong, 130
+    after Ctrl-C.
     """
     if memory is not None:
         as_bytes(memory)
@@ -126,20 +129,25 @@ class _Screen:
     def ended(self, result: JobResult) -> None:
         self.ended_jobs += 1
         told = _told(result) if result.succeeded else result.message
-        text = f"[{self.ended_jobs}/{self._jobs}] {result.name}: {result.status}, {told}"
+        text = f"[{self.ended_jobs}/{self._jobs}] {visible(result.name)}: {result.status}, {visible(told)}"
         if self._status is not None:  # above the line that is under way; the summary has the hints
-            self._status.console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+            self._status.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             note(text if result.hint is None else f"{text} ({result.hint})")
         if self._as_json:
-            emit_json_line(result)
+            try:
+                emit_json_line(result)
+            except OSError as error:  # whoever read it is gone; the results are in their file all the same
+                note(f"no more results on stdout: {error.strerror}")
+                self._as_json = False
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def waiting(self, running: dict[str, float]) -> None:
         if self._status is None:
             return
         names = [f"{visible(name)} {seconds:.0f} s" for name, seconds in running.items()]
         under_way = f"; {listed(names, _MOST_SHOWN)}" if names else ""
-        self._status.update(f"{self.ended_jobs} of {self._jobs} done{under_way}")
+        self._status.update(Text(f"{self.ended_jobs} of {self._jobs} done{under_way}"))
 
 
 def _told(result: JobResult) -> str:

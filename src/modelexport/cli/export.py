@@ -40,7 +40,7 @@ def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, s
 @click.command("export", short_help="Export a model with its map.")
 @click.argument("model")
 @click.argument("output", type=click.Path(path_type=Path))
-@click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp or usage_based.")
+@click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp, usage_based, or a plugin's.")
 @click.option("--exporter", type=click.Choice(["dynamo", "torchscript"]), help="Override the strategy's exporter.")
 @click.option("--dynamic", is_flag=True, help="Make batch and sequence-like axes symbolic.")
 @click.option("--dynamic-axes", type=_Axes(), multiple=True, help="Name symbolic axes by hand; repeatable.")

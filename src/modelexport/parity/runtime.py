@@ -22,7 +22,7 @@ def check_runtime() -> Any:
     try:
         return importlib.import_module("onnxruntime")
     except ImportError as error:
-        hint = "pip install 'modelexport[runtime]'"
+        hint = "pip install onnxruntime"
         raise SourceError(f"this needs onnxruntime: {first_line(error)}", hint=hint) from error
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from modelexport.baseline.failure import explain
 from modelexport.errors import SourceError
 from modelexport.source.hub import Head, Hub, load_model
 from modelexport.source.program import load_program, refuse_file
@@ -49,6 +50,8 @@ def load_source(
     there = _exists(path)
     in_file = None if there else _FILE_FACTORY.fullmatch(spec)
     in_module = None if there else _FACTORY.fullmatch(spec)
+    if not there and (spec.startswith((".", "/", "~")) or spec.count("/") > 1) and not (in_file or in_module):
+        raise SourceError(f"there is no folder or file {spec}", hint="check the path")
     if (there and path.is_dir()) or not (there or in_file or in_module or path.suffix == ".pt2"):
         hub = Hub(spec, revision, trust_remote_code)
         model, notes = load_model(hub, Head(task, model_class, random_weights))
@@ -152,7 +155,8 @@ def _from_factory(spec: str, name: str, module: ModuleType) -> Source:
         made = factory()
     except (Exception, SystemExit) as error:
         raise SourceError(
-            f"{spec} raised {type(error).__name__}: {error}", hint="a factory is called without arguments"
+            f"{spec} raised {explain(error).line}",
+            hint="a factory is called without arguments" if isinstance(error, TypeError) else "mend the factory",
         ) from error
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):

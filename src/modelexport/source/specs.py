@@ -107,7 +107,8 @@ def _make(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
 
 def written(specs: Mapping[str, InputSpec]) -> str:
     """The text of a specs file, one input a line."""
-    lines = [f"  {json.dumps(name)}: {json.dumps(msgspec.to_builtins(spec))}" for name, spec in specs.items()]
+    told = {name: {**msgspec.to_builtins(spec), "dtype": spec.dtype} for name, spec in specs.items()}
+    lines = [f"  {json.dumps(name)}: {json.dumps(spec)}" for name, spec in told.items()]
     return "{\n" + ",\n".join(lines) + "\n}"
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +23,8 @@ except ImportError:  # no such locks on this system: nothing is taken for dead
 
 PREFIX = ".modelexport-"
 _MOVES = "moves.json"
+_NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{12}")
+_LARGEST = 1 << 20
 
 
 @contextmanager
@@ -52,17 +56,31 @@ def hold(folder: Path, wait: bool = False) -> int | None:
 def write_moves(work: Path, names: list[str], removed: list[str]) -> None:
     """From here on the run counts as done: the files 0, 1, ... of its folder belong beside it, under these names."""
     draft = work / f"{_MOVES}.draft"
-    draft.write_text(json.dumps({"names": names, "removed": removed}), encoding="utf-8")
+    told = {"folder": _identity(work), "names": names, "removed": removed}
+    draft.write_text(json.dumps(told), encoding="utf-8")
     os.replace(draft, work / _MOVES)
+
+
+def _identity(work: Path) -> list[int]:
+    """What a folder that came from elsewhere, in an archive for example, cannot say of itself."""
+    status = work.lstat()
+    return [status.st_dev, status.st_ino]
 
 
 def make_moves(work: Path, names: list[str], removed: list[str]) -> None:
     """Put every file into its place that is not there yet."""
     for number, name in enumerate(names):
-        if (work / str(number)).exists():
+        if _is_ordinary(work / str(number)):
             os.replace(work / str(number), work.parent / name)
     for name in removed:
         (work.parent / name).unlink(missing_ok=True)
+
+
+def _is_ordinary(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def forget_moves(work: Path) -> None:
@@ -72,12 +90,19 @@ def forget_moves(work: Path) -> None:
 
 def settle(work: Path) -> None:
     """Bring a dead run's folder to its end; its target folder is locked."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads((work / _MOVES).read_bytes())
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        told = json.loads(_content(work / _MOVES))
         names, removed = list(told["names"]), list(told["removed"])
-        if all(Path(name).name == name for name in (*names, *removed)):
+        if told["folder"] == _identity(work) and all(Path(name).name == name for name in (*names, *removed)):
             make_moves(work, names, removed)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def _content(path: Path) -> bytes:
+    """An ordinary file of moderate size; neither a link nor a pipe is opened."""
+    if not _is_ordinary(path) or path.lstat().st_size > _LARGEST:
+        raise ValueError
+    return path.read_bytes()
 
 
 def settle_dead(folder: Path) -> None:
@@ -85,7 +110,9 @@ def settle_dead(folder: Path) -> None:
     if fcntl is None:
         return
     with suppress(OSError):
-        for work in folder.glob(f"{PREFIX}*"):
+        for work in folder.iterdir():
+            if not _NAME.fullmatch(work.name):
+                continue
             if work.lstat().st_uid == os.geteuid() and (handle := hold(work)) is not None:
                 settle(work)
                 os.close(handle)

@@ -10,9 +10,19 @@ from typing import Any, NamedTuple
 
 import onnx
 
+from modelexport.errors import ArgumentError
 from modelexport.tagged import wire
 
 _ASIDE = ("doc_string", "metadata_props")
+
+
+def refuse_graph_text(scrub: bool, *graph_files: object) -> None:
+    """The exporters' own graphs, as text, are full of what scrubbing takes out."""
+    if scrub and any(file is not None for file in graph_files):
+        raise ArgumentError(
+            "the exporter's own graph tells paths and source lines, which scrubbing leaves out",
+            hint="export once with --scrub, and once with --jit-graph or --fx-graph",
+        )
 
 
 class _Plan(NamedTuple):

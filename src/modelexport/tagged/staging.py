@@ -84,19 +84,21 @@ class Staging:
                 recovery.make_moves(self._near, names, self._removed)
             except OSError:
                 self._undo(names, before)
-                raise
-            except BaseException:  # interrupted: it is too late for that
-                recovery.make_moves(self._near, names, self._removed)
-                raise
-            finally:
                 recovery.forget_moves(self._near)
+                raise
+            except BaseException:  # interrupted: it is too late for that; `clear` does it if this is interrupted again
+                recovery.make_moves(self._near, names, self._removed)
+                recovery.forget_moves(self._near)
+                raise
+            recovery.forget_moves(self._near)
 
     def _keep(self, names: list[str]) -> set[str]:
         """Hold on to the files that will be replaced; which of the names were there."""
         before = {name for name in names if os.path.lexists(self._folder / name)}
-        for name in before:
-            with suppress(OSError):  # a file system without links
-                os.link(self._folder / name, self._near / f"old-{name}", follow_symlinks=False)
+        for number, name in enumerate(names):
+            if name in before:
+                with suppress(OSError):  # a file system without links
+                    os.link(self._folder / name, self._near / f"old-{number}", follow_symlinks=False)
         return before
 
     def _undo(self, names: list[str], before: set[str]) -> None:
@@ -105,14 +107,16 @@ class Staging:
                 continue
             with suppress(OSError):
                 if name in before:
-                    os.replace(self._near / f"old-{name}", self._folder / name)
+                    os.replace(self._near / f"old-{number}", self._folder / name)
                 else:
                     (self._folder / name).unlink()
 
     def clear(self) -> None:
         """Leave nothing behind."""
-        for work in {self.work, self._near}:
-            shutil.rmtree(work, ignore_errors=True)
+        if self._near.exists():
+            with recovery.locked(self._folder):
+                recovery.settle(self._near)
+        shutil.rmtree(self.work, ignore_errors=True)
         for handle in self._held:
             os.close(handle)
         if self._watcher is not None:
@@ -174,7 +178,8 @@ def staging(target_folder: Path, temp_dir: Path | None = None) -> Iterator[Stagi
         if isinstance(error, FileError):
             raise
         raise FileError(
-            f"cannot write the output: {error.strerror or error}", hint="free some space or choose another folder"
+            f"cannot write the output: {error.strerror or error}",
+            hint="free some space, or choose another place",
         ) from error
     finally:
         stage.clear()
