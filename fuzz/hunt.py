@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import sys
 import tempfile
 import time
@@ -12,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
@@ -64,21 +65,26 @@ class Outcome(msgspec.Struct):
 def hunt(
     target: Target, cases: int, start: int, on_progress: Callable[[Outcome], object] = lambda outcome: None
 ) -> Outcome:
-    """So many cases, the same for the same start. After a flaw it goes on, and looks for others."""
+    """So many cases, no two alike, the same for the same start. After a flaw it goes on, and looks for others."""
     outcome = Outcome(target.name)
     began = time.monotonic()
     strategy = target.cases()
+    seen: set[bytes] = set()
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         _warm_up(target, folder)
         while outcome.cases < cases:
-            found = _first(target, strategy, folder, cases - outcome.cases, start, outcome, on_progress)
+            found = _first(target, strategy, folder, cases - outcome.cases, start, seen, outcome, on_progress)
             outcome.seconds = time.monotonic() - began
             if found is None:
                 break
             outcome.flaws.append(Found(found.flaw.name, found.flaw.detail, found.files))
             start += 1
     return outcome
+
+
+def _digest(files: Files) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(files)).digest()
 
 
 def _warm_up(target: Target, work: Path) -> None:
@@ -100,7 +106,8 @@ def hunted(name: str, cases: int, start: int) -> Outcome:
 
     def tell(outcome: Outcome) -> None:
         if not outcome.cases % _EVERY:
-            print(f"{name}: {outcome.cases} of {cases}, {len(outcome.flaws)} flaws", file=sys.stderr, flush=True)
+            told = "; ".join(flaw.name for flaw in outcome.flaws) or "no flaw"
+            print(f"{name}: {outcome.cases} of {cases}, {told}", file=sys.stderr, flush=True)
 
     return hunt(TARGETS[name], cases, start, tell)
 
@@ -111,6 +118,7 @@ def _first(
     work: Path,
     cases: int,
     start: int,
+    seen: set[bytes],
     outcome: Outcome,
     on_progress: Callable[[Outcome], object],
 ) -> FoundError | None:
@@ -135,6 +143,10 @@ def _first(
         tries += found is not None
         if tries > _SMALLER:
             return
+        if found is None:
+            if (digest := _digest(files)) in seen:
+                reject()
+            seen.add(digest)
         with tempfile.TemporaryDirectory(dir=work) as folder:
             verdict = judged(target.readers, written(files, Path(folder)), target.limits)
         if found is None:  # later ones only make it small

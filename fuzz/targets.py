@@ -5,6 +5,7 @@ A target for another kind of file is one more entry in TARGETS: seeds, the ways 
 
 from __future__ import annotations
 
+import copy
 import io
 import shutil
 import zlib
@@ -33,7 +34,7 @@ from modelexport.pieces.listing import extractable
 from modelexport.tagged.sidecar import METADATA_KEY, content_digest, decode_embedded, encode_embedded
 
 Damage = Callable[[Draw, bytes], bytes]
-_CHANGES = (0, 1, 1, 1, 1, 2, 2, 3, 5)
+_CHANGES, _CHANGES_MADE_UP = (1, 1, 1, 1, 2, 2, 3, 5), (0, 0, 1, 2)
 """How many a case has: after one or two, readers get furthest."""
 _FILLED = Limits(memory=512 << 20, address_space=512 << 20)
 """An input may be as large as someone says, so it is the system that refuses more."""
@@ -57,10 +58,9 @@ class Target(NamedTuple):
         @st.composite
         def case(draw: Draw) -> Files:
             seed = draw(st.sampled_from(found))
-            content = seed.content
-            if self.grammar is not None and not draw(st.integers(0, 3)):
-                content = self.grammar(draw)
-            for _ in range(draw(st.sampled_from(_CHANGES))):
+            made_up = self.grammar is not None and not draw(st.integers(0, 3))
+            content = self.grammar(draw) if made_up else seed.content
+            for _ in range(draw(st.sampled_from(_CHANGES_MADE_UP if made_up else _CHANGES))):
                 content = self._changed(draw, content, found)
             files = Files(seed.files, **{seed.damaged: content})
             if self.seal is not None and draw(st.booleans()):
@@ -95,12 +95,19 @@ def _command(*arguments: object) -> None:
 
 
 def _compare(folder: Path, out: Path) -> None:
-    """With one that is whole, and with itself, where it comes down to every node."""
+    """With one that is whole, and with itself turned around, where it comes down to every node."""
+    turned = out / "turned.onnx"
+    with suppress(DecodeError):
+        proto = onnx.ModelProto.FromString((folder / MODEL).read_bytes())
+        nodes = [copy.deepcopy(node) for node in reversed(proto.graph.node)]
+        del proto.graph.node[:]
+        proto.graph.node.extend(nodes)
+        turned.write_bytes(proto.SerializeToString())
+        modelexport.compare(folder / MODEL, turned)
     whole = out / "whole"
     whole.mkdir()
     seeds.written(seeds.models()[_choice(folder / MODEL, 3)].files, whole)
     modelexport.compare(whole / MODEL, folder / MODEL)
-    modelexport.compare(folder / MODEL, folder / MODEL)
 
 
 def _repair(folder: Path, out: Path) -> None:
