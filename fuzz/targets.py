@@ -111,9 +111,9 @@ def _compare(folder: Path, out: Path) -> None:
 
 
 def _repair(folder: Path, out: Path) -> None:
-    copy = Path(shutil.copytree(folder, out / "copy"))
-    modelexport.validate(copy / MODEL, repair=True)
-    modelexport.validate(copy / MODEL, check_consistency=True)
+    mended = Path(shutil.copytree(folder, out / "mended")) / MODEL
+    modelexport.validate(mended, repair=True)
+    modelexport.validate(mended, check_consistency=True)
 
 
 def _extract(folder: Path, out: Path) -> None:
