@@ -126,6 +126,14 @@ def _extract_some(folder: Path, out: Path) -> None:
     modelexport.extract(folder / MODEL, [*MODULES][choice // 2], out / "some.onnx" if choice % 2 else None)
 
 
+def _take_apart(folder: Path, out: Path) -> None:
+    """A module's children, and what the graph around a module looks like."""
+    module = [*MODULES][_choice(folder / MODEL, len(MODULES))]
+    modelexport.extract_module_subgraph(folder / MODEL, None, module)
+    for _ in modelexport.partition(folder / MODEL, module):
+        pass
+
+
 def _there_and_back(folder: Path, out: Path) -> None:
     mode = MODES[_choice(folder / MODEL, 2)]  # a reference would have to lie beside the model
     made = modelexport.export_graphml(folder / MODEL, out / GRAPHML, parameters=mode)
@@ -152,6 +160,7 @@ _ON_MODELS: dict[str, Reader] = {
     "strip": lambda folder, out: modelexport.strip(folder / MODEL, out / "bare.onnx"),
     "extract": _extract,
     "extract some": _extract_some,
+    "take apart": _take_apart,
     "extract --list": lambda folder, out: extractable(folder / MODEL),
     "graphml": _there_and_back,
     "command": _reading_command,
