@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import sys
 import tempfile
 import time
@@ -12,11 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings
 from hypothesis.errors import Flaky
-from hypothesis.strategies import SearchStrategy
 
-from fuzz.limits import Flaw, judged
+from fuzz.limits import Flaw, Verdict, judged
 from fuzz.seeds import Files, written
 from fuzz.targets import TARGETS, Target
 from modelexport.errors import ModelExportError
@@ -64,20 +64,20 @@ class Outcome(msgspec.Struct):
 def hunt(
     target: Target, cases: int, start: int, on_progress: Callable[[Outcome], object] = lambda outcome: None
 ) -> Outcome:
-    """So many cases, the same for the same start. After a flaw it goes on, and looks for others."""
-    outcome = Outcome(target.name)
+    """So many cases, no two alike, the same for the same start. After a flaw it goes on, and looks for others."""
     began = time.monotonic()
-    strategy = target.cases()
     with tempfile.TemporaryDirectory() as work:
-        folder = Path(work)
-        _warm_up(target, folder)
-        while outcome.cases < cases:
-            found = _first(target, strategy, folder, cases - outcome.cases, start, outcome, on_progress)
-            outcome.seconds = time.monotonic() - began
-            if found is None:
-                break
-            outcome.flaws.append(Found(found.flaw.name, found.flaw.detail, found.files))
+        _warm_up(target, Path(work))
+        hunter = _Hunter(target, Path(work), on_progress)
+        outcome = hunter.outcome
+        before = -1
+        while before < outcome.cases < cases:
+            before = outcome.cases
+            found = hunter.first(cases - before, start)
+            if found is not None:
+                outcome.flaws.append(Found(found.flaw.name, found.flaw.detail, found.files))
             start += 1
+    outcome.seconds = time.monotonic() - began
     return outcome
 
 
@@ -100,57 +100,76 @@ def hunted(name: str, cases: int, start: int) -> Outcome:
 
     def tell(outcome: Outcome) -> None:
         if not outcome.cases % _EVERY:
-            print(f"{name}: {outcome.cases} of {cases}, {len(outcome.flaws)} flaws", file=sys.stderr, flush=True)
+            told = "; ".join(flaw.name for flaw in outcome.flaws) or "no flaw"
+            print(f"{name}: {outcome.cases} of {cases}, {told}", file=sys.stderr, flush=True)
 
     return hunt(TARGETS[name], cases, start, tell)
 
 
-def _first(
-    target: Target,
-    strategy: SearchStrategy[Files],
-    work: Path,
-    cases: int,
-    start: int,
-    outcome: Outcome,
-    on_progress: Callable[[Outcome], object],
-) -> FoundError | None:
-    """The first flaw that is not known yet, made small."""
-    known = {found.name for found in outcome.flaws}
-    found: FoundError | None = None
-    tries = 0
+class _Hunter:
+    """Tries cases that were not tried yet, until one has a flaw that is not known yet."""
 
-    @seed(start)
-    @settings(
-        max_examples=cases,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        verbosity=Verbosity.quiet,
-    )
-    @given(strategy)
-    def look(files: Files) -> None:
-        nonlocal found, tries
-        tries += found is not None
-        if tries > _SMALLER:
+    def __init__(self, target: Target, work: Path, on_progress: Callable[[Outcome], object]) -> None:
+        self.outcome = Outcome(target.name)
+        self._target = target
+        self._cases = target.cases()
+        self._work = work
+        self._on_progress = on_progress
+        self._seen: set[bytes] = set()
+        self._found: FoundError | None = None
+        self._tries = 0
+
+    def first(self, cases: int, start: int) -> FoundError | None:
+        """The first flaw, made small; None if so many cases have none."""
+        self._found, self._tries = None, 0
+        quiet = settings(
+            max_examples=cases,
+            database=None,
+            deadline=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            verbosity=Verbosity.quiet,
+        )
+
+        @seed(start)
+        @quiet
+        @given(self._cases)
+        def look(files: Files) -> None:
+            self._look(files) if self._found is None else self._look_again(files)
+
+        with suppress(FoundError, Flaky):
+            look()
+        return self._found
+
+    def _look(self, files: Files) -> None:
+        digest = hashlib.sha256(msgspec.msgpack.encode(files)).digest()
+        if digest in self._seen:
+            reject()
+        self._seen.add(digest)
+        verdict, outcome = self._judged(files), self.outcome
+        outcome.cases += 1
+        outcome.accepted += bool(verdict.accepted)
+        outcome.slowest = max(outcome.slowest, verdict.seconds)
+        outcome.grown = max(outcome.grown, verdict.grown)
+        self._on_progress(outcome)
+        self._raise_new(verdict, files)
+
+    def _look_again(self, files: Files) -> None:
+        """Whether a smaller case has a flaw as well; in the end it is taken to have none."""
+        self._tries += 1
+        if self._tries <= _SMALLER:
+            self._raise_new(self._judged(files), files)
+
+    def _judged(self, files: Files) -> Verdict:
+        with tempfile.TemporaryDirectory(dir=self._work) as folder:
+            return judged(self._target.readers, written(files, Path(folder)), self._target.limits)
+
+    def _raise_new(self, verdict: Verdict, files: Files) -> None:
+        flaw = verdict.flaw
+        if flaw is None or any(flaw.name == known.name for known in self.outcome.flaws):
             return
-        with tempfile.TemporaryDirectory(dir=work) as folder:
-            verdict = judged(target.readers, written(files, Path(folder)), target.limits)
-        if found is None:  # later ones only make it small
-            outcome.cases += 1
-            outcome.accepted += bool(verdict.accepted)
-            outcome.slowest = max(outcome.slowest, verdict.seconds)
-            outcome.grown = max(outcome.grown, verdict.grown)
-            on_progress(outcome)
-        if verdict.flaw is not None and verdict.flaw.name not in known:
-            error = _kind(verdict.flaw.name)(verdict.flaw, files)
-            if found is None or error.size <= found.size:
-                found = error
-            raise error
-
-    try:
-        look()
-    except (FoundError, Flaky):
-        return found
-    return None
+        error = _kind(flaw.name)(flaw, files)
+        if self._found is None or error.size <= self._found.size:
+            self._found = error
+        raise error

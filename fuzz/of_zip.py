@@ -35,7 +35,7 @@ def damaged(draw: Draw, data: bytes) -> bytes:
         elif change == "double":
             members.append(members[at])
         else:
-            members[at] = name, content + bytes(1 << 22)
+            members[at] = name, content + bytes(1 << 18)
     return _packed(members, draw(st.sampled_from(_PACKINGS)))
 
 

@@ -5,6 +5,7 @@ A target for another kind of file is one more entry in TARGETS: seeds, the ways 
 
 from __future__ import annotations
 
+import copy
 import io
 import shutil
 import tomllib
@@ -36,7 +37,7 @@ from modelexport.pieces.listing import extractable
 from modelexport.tagged.sidecar import METADATA_KEY, content_digest, decode_embedded, encode_embedded
 
 Damage = Callable[[Draw, bytes], bytes]
-_CHANGES = (0, 1, 1, 1, 1, 2, 2, 3, 5)
+_CHANGES, _CHANGES_MADE_UP = (1, 1, 1, 1, 2, 2, 3, 5), (0, 0, 1, 2)
 """How many a case has: after one or two, readers get furthest."""
 _FILLED = Limits(memory=512 << 20, address_space=512 << 20)
 """An input may be as large as someone says, so it is the system that refuses more."""
@@ -60,10 +61,9 @@ class Target(NamedTuple):
         @st.composite
         def case(draw: Draw) -> Files:
             seed = draw(st.sampled_from(found))
-            content = seed.content
-            if self.grammar is not None and not draw(st.integers(0, 3)):
-                content = self.grammar(draw)
-            for _ in range(draw(st.sampled_from(_CHANGES))):
+            made_up = self.grammar is not None and not draw(st.integers(0, 3))
+            content = self.grammar(draw) if made_up else seed.content
+            for _ in range(draw(st.sampled_from(_CHANGES_MADE_UP if made_up else _CHANGES))):
                 content = self._changed(draw, content, found)
             files = Files(seed.files, **{seed.damaged: content})
             if self.seal is not None and draw(st.booleans()):
@@ -98,18 +98,25 @@ def _command(*arguments: object) -> None:
 
 
 def _compare(folder: Path, out: Path) -> None:
-    """With one that is whole, and with itself, where it comes down to every node."""
+    """With one that is whole, and with itself turned around, where it comes down to every node."""
+    turned = out / "turned.onnx"
+    with suppress(DecodeError):
+        proto = onnx.ModelProto.FromString((folder / MODEL).read_bytes())
+        nodes = [copy.deepcopy(node) for node in reversed(proto.graph.node)]
+        del proto.graph.node[:]
+        proto.graph.node.extend(nodes)
+        turned.write_bytes(proto.SerializeToString())
+        modelexport.compare(folder / MODEL, turned)
     whole = out / "whole"
     whole.mkdir()
     seeds.written(seeds.models()[_choice(folder / MODEL, 3)].files, whole)
     modelexport.compare(whole / MODEL, folder / MODEL)
-    modelexport.compare(folder / MODEL, folder / MODEL)
 
 
 def _repair(folder: Path, out: Path) -> None:
-    copy = Path(shutil.copytree(folder, out / "copy"))
-    modelexport.validate(copy / MODEL, repair=True)
-    modelexport.validate(copy / MODEL, check_consistency=True)
+    mended = Path(shutil.copytree(folder, out / "mended")) / MODEL
+    modelexport.validate(mended, repair=True)
+    modelexport.validate(mended, check_consistency=True)
 
 
 def _extract(folder: Path, out: Path) -> None:
@@ -120,6 +127,14 @@ def _extract_some(folder: Path, out: Path) -> None:
     """A module, written to a file or into memory."""
     choice = _choice(folder / MODEL, 2 * len(MODULES))
     modelexport.extract(folder / MODEL, [*MODULES][choice // 2], out / "some.onnx" if choice % 2 else None)
+
+
+def _take_apart(folder: Path, out: Path) -> None:
+    """A module's children, and what the graph around a module looks like."""
+    module = [*MODULES][_choice(folder / MODEL, len(MODULES))]
+    modelexport.extract_module_subgraph(folder / MODEL, None, module)
+    for _ in modelexport.partition(folder / MODEL, module):
+        pass
 
 
 def _there_and_back(folder: Path, out: Path) -> None:
@@ -148,6 +163,7 @@ _ON_MODELS: dict[str, Reader] = {
     "strip": lambda folder, out: modelexport.strip(folder / MODEL, out / "bare.onnx"),
     "extract": _extract,
     "extract some": _extract_some,
+    "take apart": _take_apart,
     "extract --list": lambda folder, out: extractable(folder / MODEL),
     "graphml": _there_and_back,
     "command": _reading_command,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
@@ -87,12 +89,18 @@ def tensor_content(tensor: TensorProto) -> bytes:
         return head + bytes(tensor.raw_data)
     if tensor.data_type == TensorProto.STRING:
         return head + b"".join(len(text).to_bytes(8, "little") + text for text in tensor.string_data)
-    if tensor.data_location != TensorProto.EXTERNAL:
-        try:
-            return head + bytes(numpy_helper.to_array(tensor).tobytes())
-        except (ValueError, TypeError, KeyError):  # values that do not fit the shape, or a type nobody knows
-            pass
-    return head + bytes(tensor.SerializeToString(deterministic=True))
+    values = array_of(tensor)
+    return head + bytes(tensor.SerializeToString(deterministic=True) if values is None else values.tobytes())
+
+
+def array_of(tensor: TensorProto) -> np.ndarray[Any, Any] | None:
+    """The values that lie in a tensor; None where they do not fit its shape, or are of a type that nobody knows."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return None
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError, MemoryError):  # the last one for sizes below zero
+        return None
 
 
 def work_digests(graph: Graph) -> list[str | None]:

@@ -14,13 +14,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import modelexport
-from damage import edit
+from damage import edit, edit_sidecar
 from modelexport.analysis.analyze import Analysis, analyze
 from modelexport.cli.analyze import _csv
+from modelexport.cli.main import main
 from modelexport.errors import FormatError
 from modelexport.tagged.sidecar import sidecar_path
 from zoo import ZOO, distinct
@@ -212,6 +214,17 @@ def test_a_lost_sidecar_or_broken_metadata_does_not_stop_it(exported: Path) -> N
     sidecar_path(exported).write_bytes(sidecar)
     edit(exported, lambda model: setattr(model.metadata_props[0], "value", "{"))
     assert analyze(exported).modules == whole.modules
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("tags", [("", "x"), ("", "/"), ("x", "x"), ("/", "//")])
+def test_tags_that_are_none_make_a_tree_all_the_same(tags: tuple[str, str], exported: Path) -> None:
+    """A tag without a slash has nothing above it, not even itself."""
+    edit_sidecar(exported, lambda content: content["modules"][""].update(tag=tags[0]))
+    edit_sidecar(exported, lambda content: content["modules"]["head"].update(tag=tags[1], shown=True))
+    edit(exported, lambda model: model.ClearField("metadata_props"))
+    result = CliRunner().invoke(main, ["analyze", str(exported)])
+    assert result.exit_code == 0, result.output
 
 
 def test_json_and_csv_are_complete(exported: Path) -> None:

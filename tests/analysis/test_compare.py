@@ -239,6 +239,52 @@ def test_names_that_are_made_twice_do_not_hang_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.regression
+def test_dead_ends_of_a_name_that_is_made_twice_do_not_hang_it(tmp_path: Path) -> None:
+    """The last to make a name counts: what reads it may come before another that makes it."""
+    dead = [("Relu", "b", "a"), ("Abs", "a", "b"), ("Neg", "x", "a"), ("Relu", "x", "y")]
+    model = model_of([helper.make_node(op_type, [read], [made]) for op_type, read, made in dead], ["y"])
+    twin = save(renamed(model), tmp_path / "twin.onnx")
+    assert compare(save(model, tmp_path / "m.onnx"), twin).same_topology
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_a_function_sees_nothing_of_the_graph(name: str, tmp_path: Path) -> None:
+    """A name that it does not define is nobody's, though the graph has one like it."""
+    inner = [helper.make_node("Add", ["a", name], ["b"])]
+    function = helper.make_function("own", "Odd", ["a"], ["b"], inner, [helper.make_opsetid("", 18)])
+    calls = [helper.make_node("Relu", ["x"], [name]), helper.make_node("Odd", [name], ["z"], domain="own")]
+    model = model_of(calls, ["z"])
+    model.functions.append(function)
+    path = save(model, tmp_path / "m.onnx")
+    assert compare(path, save(renamed(model), tmp_path / "twin.onnx")).same_topology
+    added = next(node for node in modelexport.load(path).graph.nodes if node.function)
+    assert added.inputs == ("own::Odd/a", f"own::Odd/{name}")
+
+
+@pytest.mark.regression
+def test_a_tensor_that_is_called_as_one_of_a_function_is_no_trouble(tmp_path: Path) -> None:
+    inner = [helper.make_node("Relu", ["a"], ["b"])]
+    model = model_of([helper.make_node("Odd", ["x"], ["own::Odd/a"], domain="own")], ["own::Odd/a"])
+    model.functions.append(helper.make_function("own", "Odd", ["a"], ["b"], inner, [helper.make_opsetid("", 18)]))
+    path = save(model, tmp_path / "m.onnx")
+    assert not compare(path, save(renamed(model), tmp_path / "twin.onnx")).weights.added
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.FLOAT, -(1 << 31), 99])
+def test_sizes_and_types_that_are_none_are_compared_as_they_stand(kind: int, tmp_path: Path) -> None:
+    sizes = [1 << 20, (1 << 63) - 1, -(1 << 63)]
+    weight = TensorProto(name="w", dims=sizes, data_type=kind)
+    node = helper.make_node("Own", ["x", "w"], ["y"], domain="own", value=TensorProto(dims=sizes, data_type=kind))
+    model = model_of([node], ["y"])
+    model.graph.initializer.append(weight)
+    path = save(model, tmp_path / "m.onnx")
+    model.graph.node[0].name = "other"
+    assert compare(path, save(model, tmp_path / "twin.onnx")).same_topology
+
+
+@pytest.mark.regression
 def test_functions_are_compared_with_what_they_declare(tmp_path: Path) -> None:
     def with_default(value: float) -> onnx.ModelProto:
         inner = helper.make_node("LeakyRelu", ["a"], ["b"])

@@ -200,9 +200,9 @@ def test_a_missing_sidecar(exported: Path) -> None:
     assert validate(exported).valid, "without --check-consistency nobody asked for it"
 
 
-@pytest.mark.parametrize("content", ["{not json", "[]", '{"format": 1}', ""])
-def test_a_sidecar_that_is_no_sidecar(exported: Path, content: str) -> None:
-    sidecar_path(exported).write_text(content)
+@pytest.mark.parametrize("content", [b"{not json", b"[]", b'{"format": 1}', b"", b'{"form\xff": 1}', b"[" * 100_000])
+def test_a_sidecar_that_is_no_sidecar(exported: Path, content: bytes) -> None:
+    sidecar_path(exported).write_bytes(content)
     assert codes(exported) == {Code.SIDECAR_UNREADABLE}
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import modelexport
 from exports import CASES, export
+from graphml import handmade
 from graphml.handmade import HANDMADE
+from modelexport.errors import FormatError
 from modelexport.graphml.dialect import MODES
 from modelexport.tagged.files import external_files
 from pieces.running import identical, session
@@ -113,6 +116,27 @@ def test_names_that_are_not_utf8_come_back(name: str, mode: str, tmp_path: Path)
         folder = tmp_path / str(number)
         folder.mkdir()
         assert round_trip(path, mode, folder).read_bytes() == bad
+
+
+@pytest.mark.regression
+def test_a_name_that_two_nodes_make_comes_back(tmp_path: Path) -> None:
+    """By one of them as its second output, by the other as its only one."""
+    nodes = [helper.make_node("Split", ["x"], ["a", "y"]), helper.make_node("Relu", ["a"], ["y"])]
+    nodes.append(helper.make_node("Abs", ["y"], ["z"]))
+    path = tmp_path / "model.onnx"
+    ends = [handmade.value("x")], [handmade.value("z")]
+    path.write_bytes(handmade.model(nodes, *ends).SerializeToString())
+    assert round_trip(path, "sidecar", tmp_path).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.regression
+def test_two_functions_of_one_name_are_refused(tmp_path: Path) -> None:
+    made = HANDMADE["functions"]()
+    made.functions.append(made.functions[0])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(made.SerializeToString())
+    with pytest.raises(FormatError, match="two local functions have the same name"):
+        modelexport.export_graphml(path)
 
 
 def test_file_names_that_are_odd(tmp_path: Path) -> None:

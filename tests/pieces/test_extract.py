@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -434,6 +436,38 @@ def test_what_an_earlier_piece_left_is_taken_away(bert: Path, tmp_path: Path) ->
     target.with_name("piece.onnx.data").write_bytes(b"old")
     modelexport.extract(bert, "encoder.layer.0.intermediate.intermediate_act_fn", target)
     assert not target.with_name("piece.onnx.data").exists()
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("size", [-2, (1 << 63) - 1])
+def test_sizes_that_no_tensor_has(size: int, bert: Path) -> None:
+    """Nothing follows from them, and nothing is made of that size."""
+    model = onnx.load(bert)
+    for value in (*model.graph.input, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            dim.dim_value = size
+    for weight in model.graph.initializer:
+        weight.data_type, weight.dims[:] = -(1 << 31), [size, 0]
+    with contextlib.suppress(FormatError):
+        modelexport.extract(model, LAYER)
+
+
+@pytest.mark.regression
+def test_a_name_that_two_nodes_make(bert: Path) -> None:
+    model = onnx.load(bert)
+    model.graph.node.add().CopyFrom(model.graph.node[-1])
+    piece, record = modelexport.extract(model, "")
+    assert record.nodes == len(piece.graph.node) == len(model.graph.node)
+
+
+@pytest.mark.regression
+def test_a_status_that_is_none(bert: Path) -> None:
+    model = onnx.load(bert)
+    entry = next(entry for entry in model.metadata_props if entry.key == "modelexport.hierarchy")
+    entry.value = entry.value.replace('"status":"absorbed"', '"status":"gone"').replace('"unused"', '"gone"')
+    gone = next(path for path, record in json.loads(entry.value)["modules"].items() if record["status"] == "gone")
+    with pytest.raises(ArgumentError, match="has no nodes: its nodes are not in the file"):
+        modelexport.extract(model, gone)
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:

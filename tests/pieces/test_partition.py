@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 import modelexport
 from exports import export
-from modelexport.errors import ArgumentError
+from modelexport.errors import ArgumentError, FormatError
 
 
 def told(path: Path, module: str = "") -> list[tuple[str, int | None]]:
@@ -42,6 +43,15 @@ def test_a_call_that_another_module_interrupts_is_split(tmp_path: Path) -> None:
     path, _, _ = export("lent_modules", "fx", tmp_path)
     parts = [(p.record.call, p.record.part) for p in modelexport.partition(path) if p.record.module == "runner"]
     assert parts == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.regression
+def test_a_node_that_reads_what_it_makes_is_refused(bert: Path) -> None:
+    model = onnx.load(bert)
+    last = model.graph.node[-1]
+    last.input.append(last.output[0])
+    with pytest.raises(FormatError, match="in no order that runs"):
+        list(modelexport.partition(model))
 
 
 def test_a_name_that_is_wrong(bert: Path) -> None:

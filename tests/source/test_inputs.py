@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +166,32 @@ def test_specs_that_do_not_fit(content: str, expected: str, tmp_path: Path) -> N
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("content", [b"not a zip", b""])
+def zipped(header: bytes, packed: bytes = b"") -> bytes:
+    """An .npz of one array with a header that numpy would not write."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + packed)
+    return file.getvalue()
+
+
+HUGE = zipped(b"{'descr': '<f4', 'fortran_order': False, 'shape': (4000000, 4000000)}")
+"""More than there is memory for."""
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a zip", b"", zipped(b"{'descr': \0"), zipped(b"["), zipped(b"[" * 3000), HUGE]
+)
 def test_an_npz_that_is_none(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "inputs.npz").write_bytes(content)
     with pytest.raises(SourceError, match=r"is no \.npz of numbers"):
         example_inputs(Source(Two(), "two"), Wanted(specs=tmp_path / "inputs.npz"), seed=0)
+
+
+@pytest.mark.regression
+def test_specs_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "specs.json").write_bytes(b'{"tok\xffens": {"shape": [1]}}')
+    with pytest.raises(SourceError, match="is not JSON"):
+        read_specs(tmp_path / "specs.json")
 
 
 @pytest.mark.must

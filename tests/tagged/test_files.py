@@ -204,6 +204,29 @@ def test_output_moves_between_file_systems(tmp_path: Path) -> None:
         shutil.rmtree(elsewhere)
 
 
+@pytest.mark.regression
+@pytest.mark.parametrize("name", [b"Relu", b"node", b"out", b"in", b"weight", b"own"])
+def test_names_that_are_not_utf8_are_one_line(name: bytes, tmp_path: Path) -> None:
+    """Protobuf gives their bytes, which no name can be sorted with."""
+    nodes = [
+        onnx.helper.make_node("Relu", ["in"], ["out"], name="node", domain="own"),
+        onnx.helper.make_node("Add", ["out", "weight"], ["sum"]),
+    ]
+    values = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in ("in", "sum")]
+    weight = onnx.helper.make_tensor("weight", 1, [1], [1.0])
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", values[:1], values[1:], [weight]))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString().replace(name, b"\xff" * len(name)))
+    for use in (
+        modelexport.load,
+        modelexport.analyze,
+        modelexport.validate,
+        lambda path: modelexport.compare(path, path),
+    ):
+        with pytest.raises(FormatError, match="has names that are not UTF-8"):
+            use(path)
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [(b"", "empty"), (b"just some text, no model", "not an ONNX model"), (b"\x08\x0a", "not an ONNX model")],

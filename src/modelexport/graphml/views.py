@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, TensorProto
 
+from modelexport.fingerprint import array_of
 from modelexport.tagged.build import dim_size, dtype_name
 
 _MOST_VALUES = 16
@@ -95,13 +96,10 @@ def _encoded(value: bytes) -> str:
 def _tensor(tensor: TensorProto) -> str:
     shape = ",".join(map(str, tensor.dims))
     told = f"{dtype_name(tensor.data_type)}[{shape}]"
-    if math.prod(tensor.dims) > _MOST_VALUES or tensor.data_type == TensorProto.STRING or tensor.data_location:
+    if math.prod(tensor.dims) > _MOST_VALUES or tensor.data_type == TensorProto.STRING:
         return told
-    try:
-        values = numpy_helper.to_array(tensor).reshape(-1)
-    except (ValueError, TypeError, KeyError):  # values that do not fit the shape, or a type nobody knows
-        return told
-    return f"{told} = {', '.join(map(str, values))}"
+    values = array_of(tensor)
+    return told if values is None else f"{told} = {', '.join(map(str, values.reshape(-1)))}"
 
 
 def _sparse(tensor: onnx.SparseTensorProto) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from modelexport.fingerprint import array_of
 from modelexport.graph import nested_graphs
 from modelexport.pieces.levels import is_repeatable
 
@@ -59,12 +60,7 @@ def _reads_only_the_shape(domain: str, op_type: str) -> bool:
 
 def _stored(weight: onnx.TensorProto) -> Value | None:
     """The values of a small initializer, where they are at hand."""
-    if weight.data_location == onnx.TensorProto.EXTERNAL or np.prod(weight.dims, dtype=np.int64) > _SMALL:
-        return None
-    try:
-        return numpy_helper.to_array(weight)
-    except (ValueError, TypeError):  # its values were left out, or are of a type without arrays
-        return None
+    return None if math.prod(weight.dims) > _SMALL else array_of(weight)
 
 
 def _stand_in(kind: onnx.TypeProto | None) -> Value | None:
@@ -74,7 +70,10 @@ def _stand_in(kind: onnx.TypeProto | None) -> Value | None:
     dims = kind.tensor_type.shape.dim
     if not all(dim.HasField("dim_value") for dim in dims):
         return None
-    return np.broadcast_to(np.zeros((), np.float32), [dim.dim_value for dim in dims])
+    try:
+        return np.broadcast_to(np.zeros((), np.float32), [dim.dim_value for dim in dims])
+    except ValueError:  # a size below zero, or more than an array can have
+        return None
 
 
 def _evaluated(

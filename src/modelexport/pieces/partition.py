@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
+from modelexport.errors import FormatError
 from modelexport.hierarchy.tree import is_within
 from modelexport.pieces.build import Renamed, build, clashes
 from modelexport.pieces.cut import Border, Cut, cut, leaving_of
@@ -97,11 +98,17 @@ class _Readers:
         return any(name in self._leaving for name in names) or not any(name in self._read_by for name in names)
 
     def edges(self, kept: Mapping[int, object]) -> dict[int, list[int]]:
-        """For each of these nodes those among them that it reads from."""
+        """For each of these nodes those among them that it reads from, all of which come before it."""
         makers = {place: map(self._maker.get, self._reads[place]) for place in kept}
-        return {
+        edges = {
             place: [maker for maker in found if maker is not None and maker in kept] for place, found in makers.items()
         }
+        if any(maker >= place for place, found in edges.items() for maker in found):
+            raise FormatError(
+                "the nodes are in no order that runs",
+                hint="one reads what comes after it, or two make a tensor of the same name",
+            )
+        return edges
 
     def leaving(self, members: Sequence[int]) -> list[str]:
         """What a piece gives: to other pieces, or out of the module."""
