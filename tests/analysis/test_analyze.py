@@ -21,7 +21,6 @@ from torch import nn
 import modelexport
 from damage import edit, edit_sidecar
 from modelexport.analysis.analyze import Analysis, analyze
-from modelexport.cli.analyze import _csv
 from modelexport.cli.main import main
 from modelexport.errors import FormatError
 from modelexport.tagged.sidecar import sidecar_path
@@ -232,7 +231,8 @@ def test_json_and_csv_are_complete(exported: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(result), type=Analysis) == result
     content = json.loads(msgspec.json.encode(result))
     assert content["format"] == "modelexport-analysis/1"
-    rows = list(csv.DictReader(io.StringIO(_csv(result))))
+    shown = CliRunner().invoke(main, ["analyze", str(exported), "--output-format", "csv"])
+    rows = list(csv.DictReader(io.StringIO(shown.stdout)))
     assert Counter(row["kind"] for row in rows) == {"module": len(result.modules), "node": len(result.nodes)}
     nodes = [row for row in rows if row["kind"] == "node"]
     assert [row["node"] for row in nodes] == [node.node for node in result.nodes]

@@ -18,7 +18,7 @@ from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.files import StrPath, external_files, is_file, opsets
 from modelexport.tagged.model import TaggedModel, load, recorded_tags
 from modelexport.tagged.sidecar import TensorInfo
-from modelexport.tagged.weights import declared_weights
+from modelexport.tagged.weights import Weight, declared_weights
 
 ANALYSIS_FORMAT = "modelexport-analysis/1"
 _NOWHERE = [-1]
@@ -164,7 +164,7 @@ class _Analyzer:
 
     def result(self, details: bool) -> Analysis:
         modules = self.module_facts(details)
-        read = self.read_weights()
+        read, own = self.read_weights(), self.own_weights()
         by_method = Counter(tag.hierarchy_method for _, tag in self.chosen_tags())
         by_tag = Counter(tag.hierarchy_path for _, tag in self.chosen_tags())
         by_depth: Counter[int] = Counter()
@@ -183,8 +183,8 @@ class _Analyzer:
                 coverage=tagged / len(self.chosen) if self.chosen else 1.0,
                 auxiliary_nodes=sum(by_method[method] for method in AUXILIARY),
                 tags=len(by_tag),
-                parameters=sum(elements for elements, _ in read.values()),
-                bytes=sum(size for _, size in read.values()),
+                parameters=sum(weight.elements for weight in own),
+                bytes=sum(weight.bytes for weight in own),
                 modules=len(modules),
             ),
             by_operator=_ranked(Counter([self.model.graph.nodes[index].op_type for index in self.chosen])),
@@ -215,6 +215,13 @@ class _Analyzer:
             dropped_outputs=() if source is None else source.export.dropped_outputs,
             data_files=tuple(DataFile(name, is_file(self.model.path.parent / name)) for name in external_files(proto)),
         )
+
+    def own_weights(self) -> list[Weight]:
+        """The initializers that no node reads which is not chosen: of all nodes all of them."""
+        if self.selection.text is None:
+            return list(self.weights)
+        consumers, chosen = self.model.graph.consumers, set(self.chosen)
+        return [w for w in self.weights if w.name in consumers and chosen.issuperset(consumers[w.name])]
 
     def read_weights(self) -> dict[int, tuple[int, int]]:
         """Elements and bytes of the initializers that each chosen node is the first to read; -1 has the unread ones."""
