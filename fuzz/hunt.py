@@ -22,6 +22,8 @@ from fuzz.targets import TARGETS, Target
 from modelexport.errors import ModelExportError
 
 _EVERY = 1000
+_ROUND = 1000
+"""Cases that hypothesis makes in one go; it remembers them all, and a process that grows is slow to fork."""
 _SMALLER = 200
 """How often a case that fails is tried in a smaller form."""
 
@@ -73,7 +75,7 @@ def hunt(
         before = -1
         while before < outcome.cases < cases:
             before = outcome.cases
-            found = hunter.first(cases - before, start)
+            found = hunter.first(min(cases - before, _ROUND), start)
             if found is not None:
                 outcome.flaws.append(Found(found.flaw.name, found.flaw.detail, found.files))
             start += 1
