@@ -85,7 +85,7 @@ def make_tensor(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
     """Random values as the spec says; without a range noise, zeros and ones for whole numbers, or True."""
     try:
         return _make(spec, generator)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, ValueError, TypeError) as error:  # torch's ways to say that it cannot
         raise SourceError(
             f"cannot make an input of shape {shape_text(spec.shape)} and dtype {spec.dtype}: {error}"[:300],
             hint="choose a smaller shape or another dtype",
