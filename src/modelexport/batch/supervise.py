@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from modelexport.batch import leash
 from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import CRASHED, OUT_OF_MEMORY, TIMED_OUT, JobResult
 from modelexport.batch.worker import Order, Told
@@ -24,7 +25,6 @@ _CHUNK = 1 << 16
 _LOG_LINES, _LONGEST_LINE = 20, 500
 _NO_MEMORY = b"bad_alloc"
 _LAST_READS = 1000
-_LEASH = str(Path(__file__).with_name("leash.py"))
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -57,23 +57,30 @@ def _run(job: BatchJob, folder: Path, order: Order, stopped: Callable[[], bool])
         start_new_session=True,
     )
     reading = _Reading(process)
-    leash = None
+    holder = None
     try:
-        leash = subprocess.Popen([sys.executable, "-I", "-S", _LEASH, str(process.pid)], stdin=subprocess.PIPE)
+        holder = _leash(process.pid)
         reading.give(msgspec.json.encode(order))
         timed_out = reading.until_end(deadline, stopped)
     finally:
         _kill(process)
         reading.close()
-        if leash is not None:
-            leash.kill()
-            leash.communicate()
+        if holder is not None:
+            holder.kill()
+            holder.communicate()
     result = reading.result
     if result is None or timed_out:
         result = _without_answer(job, reading, timed_out)
     if result.status == OUT_OF_MEMORY:
         result = _for_memory(result, order.memory)
     return result if result.succeeded else msgspec.structs.replace(result, step=reading.step, log=reading.log_lines())
+
+
+def _leash(job: int) -> subprocess.Popen[bytes]:
+    """A process that ends a job when this one ends; Ctrl-C is not for it."""
+    program = [sys.executable, "-I", "-S", leash.__file__, str(job)]
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
 def physical_memory() -> int:
