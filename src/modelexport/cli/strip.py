@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-from modelexport.cli.render import note
+from modelexport.cli.render import listed, note
+from modelexport.tagged.files import external_files
+from modelexport.tagged.model import load
 from modelexport.tagged.strip import strip
 
 
@@ -18,4 +20,6 @@ def strip_command(onnx: Path, out: Path) -> None:
 
     Where the weights are in a data file and OUT is in another folder, the data file is copied along.
     """
-    note(f"wrote {strip(onnx, out)}")
+    written = strip(onnx, out)
+    data = external_files(load(written).proto)
+    note(f"wrote {written}{f', weights in {listed(data)}' if data else ''}")

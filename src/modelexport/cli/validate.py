@@ -52,7 +52,7 @@ def _view(result: Validation) -> Iterator[RenderableType]:
     for name, word in result.checks.items():
         yield line(f"{name:12} {word}", 2)
     if result.repair is not None:
-        yield from _mended(result.repair)
+        yield from _mended(result.repair, result.valid)
     groups: dict[tuple[str, str], list[Finding]] = {}
     for found in result.findings:
         groups.setdefault((found.code, found.severity), []).append(found)
@@ -69,11 +69,14 @@ def _view(result: Validation) -> Iterator[RenderableType]:
     yield line("valid" if not result.findings else f"{plural(errors, 'error')} found")
 
 
-def _mended(repair: Repair) -> Iterator[RenderableType]:
+def _mended(repair: Repair, is_valid: bool) -> Iterator[RenderableType]:
     yield ""
     mended = [plural(len(repair.nodes), "doc_string")] if repair.nodes else []
     mended += ["the model's metadata"] if repair.metadata else []
     mended += ["the sidecar"] if repair.sidecar else []
-    yield line(f"mended {', '.join(mended)}" if mended else "nothing could be mended, or nothing had to be")
+    nothing = "nothing had to be mended"
+    if not is_valid:
+        nothing = "nothing could be mended: no record that is left tells more; put the export's sidecar beside the file"
+    yield line(f"mended {', '.join(mended)}" if mended else nothing)
     for backup in repair.backups:
         yield line(f"as it was: {backup}", 2)
