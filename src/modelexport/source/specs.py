@@ -85,10 +85,10 @@ def make_tensor(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
     """Random values as the spec says; without a range noise, zeros and ones for whole numbers, or True."""
     try:
         return _make(spec, generator)
-    except (RuntimeError, MemoryError, ValueError, TypeError) as error:  # torch's ways to say that it cannot
+    except (RuntimeError, MemoryError, TypeError, ValueError) as error:  # the last two for numbers beyond 64 bits
         raise SourceError(
-            f"cannot make an input of shape {shape_text(spec.shape)} and dtype {spec.dtype}: {error}"[:300],
-            hint="choose a smaller shape or another dtype",
+            f"cannot make an input of shape {shape_text(spec.shape)} and dtype {spec.dtype}: {first_line(error)}"[:300],
+            hint="choose a smaller shape, another range or another dtype",
         ) from error
 
 
