@@ -155,7 +155,10 @@ def test_arrays_are_used_as_they_are(tmp_path: Path) -> None:
         ('{"tokens": {"shape": [1], "dtype": "quint8"}, "scale": {"shape": [1]}}', "the unknown dtype 'quint8'"),
         ('{"tokens": {"shape": [100000, 100000, 1000]}, "scale": {"shape": [1]}}', "cannot make an input of shape"),
         ('{"tokens": {"shape": [1' + "0" * 30 + ']}, "scale": {"shape": [1]}}', "cannot make an input of shape"),
-        ('{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 9223372036854775808]}}', "cannot make an input"),
+        (
+            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 9223372036854775808]}, "scale": {"shape": [1]}}',
+            "cannot make an input of shape",
+        ),
         ('["tokens"]', "does not describe inputs"),
         ("{", "is not JSON"),
     ],
