@@ -148,7 +148,10 @@ def test_jobs_end_with_a_batch_that_is_killed(bad: str, tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert gone(tmp_path)
-    assert not [entry for entry in (tmp_path / "out").iterdir() if entry.name.startswith(".")]
+    end = time.monotonic() + 20
+    while [entry for entry in (tmp_path / "out").iterdir() if entry.name.startswith(".")]:
+        assert time.monotonic() < end, "what the job left is not cleared"
+        time.sleep(0.05)
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ def test_no_output_goes_over_a_data_file(folder: Path) -> None:
     assert Path("apart.onnx.data").read_bytes() == before
 
 
-@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
+@pytest.mark.parametrize("example", ["ship_the_encoder.py", "which_layer_hurts.py"])
 def test_the_examples_run(example: str, tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / example), str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
