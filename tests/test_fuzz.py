@@ -26,7 +26,7 @@ from modelexport.errors import FormatError
 pytestmark = [pytest.mark.sanity, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
 ROOT = Path(__file__).parents[1]
-CASES = 100
+CASES = 60
 
 
 @pytest.mark.parametrize("name", TARGETS)
