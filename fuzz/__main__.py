@@ -14,7 +14,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fuzz.hunt import Found, Outcome, hunted
+from fuzz.hunt import Found, Outcome, hunted, warm_up
 from fuzz.limits import judged
 from fuzz.seeds import written
 from fuzz.targets import TARGETS
@@ -50,6 +50,7 @@ def main(targets: tuple[str, ...], cases: int, seed: int, jobs: int, keep: Path 
 
 
 def _repeated(name: str, folder: Path) -> bool:
+    warm_up(TARGETS[name])
     verdict = judged(TARGETS[name].readers, folder.resolve(), TARGETS[name].limits)
     click.echo(f"{name}: no flaw" if verdict.flaw is None else f"{name}: {verdict.flaw.name}\n{verdict.flaw.detail}")
     return verdict.flaw is not None

@@ -68,8 +68,8 @@ def hunt(
 ) -> Outcome:
     """So many cases, no two alike, the same for the same start. After a flaw it goes on, and looks for others."""
     began = time.monotonic()
+    warm_up(target)
     with tempfile.TemporaryDirectory() as work:
-        _warm_up(target, Path(work))
         hunter = _Hunter(target, Path(work), on_progress)
         outcome = hunter.outcome
         before = -1
@@ -83,16 +83,14 @@ def hunt(
     return outcome
 
 
-def _warm_up(target: Target, work: Path) -> None:
+def warm_up(target: Target) -> None:
     """Read every seed once in this process, so that what is imported is there for the cases that fork from it."""
-    for number, whole in enumerate(target.seeds()):
-        folder, out = work / f"seed-{number}", work / f"out-{number}"
-        folder.mkdir()
-        out.mkdir()
-        written(whole.files, folder)
-        for reader in target.readers.values():
-            with suppress(ModelExportError):
-                reader(folder, out)
+    for whole in target.seeds():
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as out:
+            written(whole.files, Path(folder))
+            for reader in target.readers.values():
+                with suppress(ModelExportError):
+                    reader(Path(folder), Path(out))
     gc.collect()
     gc.freeze()
 

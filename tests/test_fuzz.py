@@ -135,6 +135,14 @@ def test_files_that_show_a_flaw_are_kept_and_tried_again(tmp_path: Path, monkeyp
     assert CliRunner().invoke(main, ["specs", "--repeat", str(kept)]).exit_code == 0
 
 
+def test_a_file_is_tried_again_as_it_was(tmp_path: Path) -> None:
+    """What a reader has to import counts as little as it did in the hunt."""
+    (tmp_path / "specs.json").write_text('{"x": {"shape": [2]}}')
+    command = [sys.executable, "-m", "fuzz", "specs", "--repeat", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.usefixtures("at_once")
 def test_a_target_is_a_small_entry() -> None:
     """Such as one for files in TOML."""
