@@ -99,10 +99,14 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)  # as in a Python that is started there
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(strategies, "_REGISTRY", dict(strategies._REGISTRY))
-    before = set(sys.modules)
+    _forget_modules(Shared.folder.parent)  # of other tests, that may have the same names
     yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+    _forget_modules(tmp_path)
+
+
+def _forget_modules(folder: Path) -> None:
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(folder)):
             del sys.modules[name]
 
 
