@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from modelexport.attribution.strategies import EXPORTERS, ExportStrategy, find_strategy
+from modelexport.attribution.strategies import ExportStrategy, check_exporter, find_strategy
 from modelexport.errors import ArgumentError, GraphmlWarning
 from modelexport.graphml.dialect import MODES
-from modelexport.graphml.write import check_graphml
+from modelexport.graphml.write import check_graphml, check_mode
 from modelexport.tagged.scrub import refuse_graph_text
 from modelexport.tagged.sidecar import SourceOptions
 from modelexport.tagged.staging import check_target
@@ -78,14 +78,12 @@ def check_options(job: Job) -> None:
     """Raise for options that cannot work, wherever the files are."""
     if job.strategy != ExportStrategy.AUTO:
         find_strategy(job.strategy)
-    if job.exporter is not None and job.exporter not in EXPORTERS:
-        raise ArgumentError(f"there is no exporter {job.exporter!r}", hint=f"known: {', '.join(EXPORTERS)}")
+    check_exporter(job.exporter)
     if job.dynamic and job.dynamic_axes:
         raise ArgumentError("--dynamic chooses the axes that --dynamic-axes sets", hint="give one of them")
     if any(size < 1 for shape in job.input_shapes.values() for size in shape):
         raise ArgumentError("a shape has a size below 1", hint="write it as 1,128 or input_ids=1,128")
-    if job.graphml_parameters not in MODES:
-        raise ArgumentError(f"there is no parameter mode {job.graphml_parameters!r}", hint=f"known: {', '.join(MODES)}")
+    check_mode(job.graphml_parameters)
     refuse_graph_text(job.scrub, job.jit_graph, job.fx_graph)
 
 
@@ -98,6 +96,17 @@ def check(job: Job) -> None:
     for extra in (job.jit_graph, job.fx_graph):
         if extra is not None and check_target(extra, suffix="") == output:
             raise ArgumentError(f"{extra} is the output itself", hint="choose another file")
+
+
+def source_files(model: str) -> list[Path]:
+    """The files that a MODEL names: those of a folder, a file, or the one that has a factory."""
+    path = Path(model)
+    if ".py:" in model and not path.exists():
+        path = Path(model.rpartition(":")[0])
+    try:
+        return list(path.iterdir()) if path.is_dir() else [path]
+    except OSError:
+        return []
 
 
 def perform(job: Job, on_step: Callable[[str], None], verbose: bool = False) -> Done:

@@ -16,7 +16,15 @@ from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
 from modelexport.attribution.evidence import Facts
-from modelexport.attribution.strategies import EXPORTERS, FX, HTP, ExportStrategy, Strategy, attribute, find_strategy
+from modelexport.attribution.strategies import (
+    FX,
+    HTP,
+    ExportStrategy,
+    Strategy,
+    attribute,
+    check_exporter,
+    find_strategy,
+)
 from modelexport.baseline import dynamo, torchscript
 from modelexport.baseline.calling import (
     EXPORT_LOCK,
@@ -275,8 +283,7 @@ def _check_opset(opset_version: object, exporter: str) -> None:
 
 def _attempts(strategy: str, exporter: str | None) -> list[tuple[Strategy, str]]:
     """The strategies to try in order, each with its exporter."""
-    if exporter is not None and exporter not in EXPORTERS:
-        raise ArgumentError(f"there is no exporter {exporter!r}", hint=f"known: {', '.join(EXPORTERS)}")
+    check_exporter(exporter)
     if strategy != ExportStrategy.AUTO:
         chosen = find_strategy(strategy)
         return [(chosen, exporter or chosen.exporter)]

@@ -60,6 +60,12 @@ USAGE_BASED = Strategy(
 _REGISTRY: dict[str, Strategy] = {strategy.name: strategy for strategy in (FX, HTP, USAGE_BASED)}
 
 
+def check_exporter(name: str | None) -> None:
+    """Raise for an exporter that nobody knows; None leaves the choice to the strategy."""
+    if name is not None and name not in EXPORTERS:
+        raise ArgumentError(f"there is no exporter {name!r}", hint=_choices(EXPORTERS))
+
+
 def register_strategy(strategy: Strategy) -> None:
     """Make a strategy known under its name, in this process; a name can be taken only once.
 

@@ -44,11 +44,17 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Jobs, the folder that their paths start from, and the folder that their outputs go to."""
+    """Jobs, what their list is called, the folder that their paths start from, and the one that their outputs go to."""
 
     jobs: tuple[BatchJob, ...]
+    name: str
     folder: Path
     output_dir: Path
+
+    @property
+    def results(self) -> Path:
+        """The file that gets a line for each job."""
+        return self.output_dir / f"{self.name}_results.jsonl"
 
 
 def read_jobs(path: StrPath, output_dir: StrPath | None = None, defaults: Mapping[str, Any] | None = None) -> Batch:
@@ -65,7 +71,8 @@ def read_jobs(path: StrPath, output_dir: StrPath | None = None, defaults: Mappin
         raise FormatError(f"{path} is not {kind}: {error}", hint=_WRITE) from error
     folder = path.parent.absolute()
     outputs = folder / file.output_dir if output_dir is None else Path(output_dir).absolute()
-    return _batch(str(path), file.jobs, {**file.defaults, **(defaults or {})}, folder, outputs)
+    jobs = _jobs(str(path), file.jobs, {**file.defaults, **(defaults or {})}, folder, outputs)
+    return Batch(jobs, path.stem, folder, outputs)
 
 
 def given_jobs(
@@ -84,7 +91,7 @@ def given_jobs(
             )
         told.append(msgspec.to_builtins(job) if isinstance(job, Job) else dict(job))
     outputs = folder if output_dir is None else Path(output_dir).absolute()
-    return _batch("the list of jobs", told, dict(defaults or {}), folder, outputs)
+    return Batch(_jobs("the list of jobs", told, dict(defaults or {}), folder, outputs), "jobs", folder, outputs)
 
 
 def _content(path: Path) -> bytes:
@@ -103,7 +110,9 @@ def _content(path: Path) -> bytes:
         raise FileError(f"cannot read {path}: {error.strerror or error}", hint=_WRITE) from error
 
 
-def _batch(place: str, told: list[dict[str, Any]], defaults: dict[str, Any], folder: Path, output_dir: Path) -> Batch:
+def _jobs(
+    place: str, told: list[dict[str, Any]], defaults: dict[str, Any], folder: Path, output_dir: Path
+) -> tuple[BatchJob, ...]:
     if not told:
         raise FormatError(f"{place} has no jobs", hint=_WRITE)
     for field in ("name", "output"):
@@ -112,9 +121,10 @@ def _batch(place: str, told: list[dict[str, Any]], defaults: dict[str, Any], fol
     jobs = []
     for number, fields in enumerate(told):
         told_place = f"{place}, job {number + 1}"
-        _check_fields(told_place, {**defaults, **fields})
+        fields = {**defaults, **fields}
+        _check_fields(told_place, fields)
         try:
-            job = msgspec.convert({**defaults, **fields}, BatchJob, str_keys=True)
+            job = msgspec.convert(fields, BatchJob, str_keys=True)
         except msgspec.ValidationError as error:
             raise FormatError(f"{told_place}: {error}", hint=_WRITE) from error
         jobs.append(_placed(told_place, job, folder, output_dir))
@@ -124,7 +134,7 @@ def _batch(place: str, told: list[dict[str, Any]], defaults: dict[str, Any], fol
             if value in seen:
                 raise FormatError(f"{place}: two jobs have the {kind} {value}", hint=f"give each its own {kind}")
             seen.add(value)
-    return Batch(tuple(jobs), folder, output_dir)
+    return tuple(jobs)
 
 
 def _check_fields(place: str, fields: Mapping[str, Any]) -> None:

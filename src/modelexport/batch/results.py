@@ -11,6 +11,7 @@ import msgspec
 
 from modelexport.batch.jobs import BatchJob
 from modelexport.errors import FileError
+from modelexport.job import source_files
 from modelexport.tagged.files import check_ordinary
 from modelexport.tagged.staging import check_target, write_file
 
@@ -18,7 +19,6 @@ DONE, SKIPPED = "done", "skipped"
 FAILED, CRASHED, TIMED_OUT, OUT_OF_MEMORY = "failed", "crashed", "timed-out", "out-of-memory"
 _VERSIONS = ("modelexport", "torch", "onnx", "onnxscript", "transformers")
 _LIMITS = ("name", "timeout", "memory")
-_CHUNK = 1 << 20
 _WRITTEN = (".onnx", ".onnx.data", "_hierarchy.json", "_report.md", "_results.jsonl", ".graphml", ".onnxdata")
 """Outputs may go into the folder of the model, but are no part of it."""
 
@@ -55,11 +55,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def digest_of(path: Path) -> str:
     """The SHA-256 of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def job_digest(job: BatchJob, folder: Path) -> str:
@@ -81,15 +78,11 @@ def _versions() -> Iterator[tuple[str, str]]:
             continue
 
 
-def _local_files(job: BatchJob, folder: Path) -> Iterator[Path]:
+def _local_files(job: BatchJob, folder: Path) -> list[Path]:
     """The files that a job names: a model's folder or file, the file of a factory, the inputs."""
-    model = folder / job.model
-    if ".py:" in job.model and not model.exists():
-        model = folder / job.model.rpartition(":")[0]
-    if model.is_dir():
-        yield from sorted(path for path in model.iterdir() if path.is_file() and not path.name.endswith(_WRITTEN))
+    model = sorted(path for path in source_files(str(folder / job.model)) if not path.name.endswith(_WRITTEN))
     specs = [] if job.input_specs is None else [folder / job.input_specs]
-    yield from (path for path in (model, *specs) if path.is_file())
+    return [path for path in (*model, *specs) if path.is_file()]
 
 
 def is_unchanged(result: JobResult, job: BatchJob, folder: Path) -> bool:

@@ -50,12 +50,11 @@ def export_batch(
     jobs that it says are done are skipped, if neither they nor their outputs have changed since.
     """
     if isinstance(jobs, str | os.PathLike):
-        batch, name = read_jobs(jobs, output_dir, defaults), Path(jobs).stem
+        batch = read_jobs(jobs, output_dir, defaults)
     else:
-        batch, name = given_jobs(jobs, output_dir, defaults), "jobs"
-    path = batch.output_dir / f"{name}_results.jsonl" if results is None else Path(results)
-    told = _Telling(on_result)
-    return run_batch(batch, path, executor, workers, ray_address, resume, told)
+        batch = given_jobs(jobs, output_dir, defaults)
+    path = batch.results if results is None else Path(results)
+    return run_batch(batch, path, executor, workers, ray_address, resume, _Telling(on_result))
 
 
 def run_batch(

@@ -19,6 +19,7 @@ from modelexport.batch import leash
 from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import CRASHED, OUT_OF_MEMORY, TIMED_OUT, JobResult
 from modelexport.batch.worker import Order, Told
+from modelexport.tagged.staging import start_watcher
 
 _TICK = 0.2
 _CHUNK = 1 << 16
@@ -59,7 +60,7 @@ def _run(job: BatchJob, folder: Path, order: Order, stopped: Callable[[], bool])
     reading = _Reading(process)
     holder = None
     try:
-        holder = _leash(process.pid)
+        holder = start_watcher(leash.__file__, str(process.pid))
         reading.give(msgspec.json.encode(order))
         timed_out = reading.until_end(deadline, stopped)
     finally:
@@ -74,13 +75,6 @@ def _run(job: BatchJob, folder: Path, order: Order, stopped: Callable[[], bool])
     if result.status == OUT_OF_MEMORY:
         result = _for_memory(result, order.memory)
     return result if result.succeeded else msgspec.structs.replace(result, step=reading.step, log=reading.log_lines())
-
-
-def _leash(job: int) -> subprocess.Popen[bytes]:
-    """A process that ends a job when this one ends; Ctrl-C is not for it."""
-    program = [sys.executable, "-I", "-S", leash.__file__, str(job)]
-    nowhere = subprocess.DEVNULL
-    return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
 def physical_memory() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections import Counter
@@ -19,7 +18,18 @@ from modelexport.batch.executors import EXECUTORS
 from modelexport.batch.jobs import as_bytes, read_jobs
 from modelexport.batch.results import DONE, SKIPPED, JobResult
 from modelexport.batch.run import run_batch
-from modelexport.cli.render import emit_json_line, line, listed, note, plain_table, plural, show, size, visible
+from modelexport.cli.render import (
+    emit_json_line,
+    line,
+    listed,
+    mute_stdout,
+    note,
+    plain_table,
+    plural,
+    show,
+    size,
+    visible,
+)
 
 _MOST_SHOWN = 3
 _INTERRUPTED = 130
@@ -81,18 +91,17 @@ def batch_command(
     limits = {name: value for name, value in (("timeout", timeout), ("memory", memory)) if value is not None}
     batch = read_jobs(file, output_dir, limits)
     as_json = output_format == "json" or (output_format is None and not sys.stdout.isatty())
-    results = batch.output_dir / f"{file.stem}_results.jsonl"
     screen = _Screen(len(batch.jobs), as_json)
     try:
         with screen.live():
-            found = run_batch(batch, results, executor, workers, ray_address, resume, screen)
+            found = run_batch(batch, batch.results, executor, workers, ray_address, resume, screen)
     except KeyboardInterrupt:
         left = len(batch.jobs) - screen.ended_jobs
         note(f"stopped: {plural(screen.ended_jobs, 'job')} ended, {left} to do; go on with")
         note(f"  {_again(ctx)}")
         ctx.exit(_INTERRUPTED)
     if not as_json:
-        show(_view(found, results))
+        show(_view(found, batch.results))
     failed = [result for result in found if not result.succeeded]
     if failed:
         note(f"run again what is not done with\n  {_again(ctx)}")
@@ -140,7 +149,7 @@ class _Screen:
             except OSError as error:  # whoever read it is gone; the results are in their file all the same
                 note(f"no more results on stdout: {error.strerror}")
                 self._as_json = False
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                mute_stdout()
 
     def waiting(self, running: dict[str, float]) -> None:
         if self._status is None:

@@ -11,7 +11,7 @@ from modelexport.cli.graphml import parameters_option
 from modelexport.cli.inputs import input_options
 from modelexport.cli.render import note, progress
 from modelexport.cli.summary import show_summary
-from modelexport.job import Job, check, perform
+from modelexport.job import Job, perform
 
 
 class _Axes(click.ParamType[tuple[str, dict[int, str]]]):
@@ -39,7 +39,7 @@ def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, s
 
 @click.command("export", short_help="Export a model with its map.")
 @click.argument("model")
-@click.argument("output", type=click.Path(path_type=Path))
+@click.argument("output", type=click.Path())
 @click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp, usage_based, or a plugin's.")
 @click.option("--exporter", type=click.Choice(["dynamo", "torchscript"]), help="Override the strategy's exporter.")
 @click.option("--dynamic", is_flag=True, help="Make batch and sequence-like axes symbolic.")
@@ -57,16 +57,16 @@ def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, s
 )
 @click.option("--scrub", is_flag=True, help="Leave out torch's own metadata: stack traces, paths, source lines.")
 @click.option("--with-graphml", is_flag=True, help="Also write a GraphML for yEd, <stem>_hierarchical_graph.graphml.")
-@click.option("--graphml-output", type=click.Path(path_type=Path), help="The same, to this file.")
+@click.option("--graphml-output", type=click.Path(), help="The same, to this file.")
 @parameters_option
 @click.option("--with-report", is_flag=True, help="Also write OUTPUT's report, <stem>_report.md.")
-@click.option("--jit-graph", type=click.Path(path_type=Path), help="Also write the TorchScript graph to this file.")
-@click.option("--fx-graph", type=click.Path(path_type=Path), help="Also write the FX program to this file.")
-@click.option("--temp-dir", type=click.Path(path_type=Path), help="Folder for temporary files.")
+@click.option("--jit-graph", type=click.Path(), help="Also write the TorchScript graph to this file.")
+@click.option("--fx-graph", type=click.Path(), help="Also write the FX program to this file.")
+@click.option("--temp-dir", type=click.Path(), help="Folder for temporary files.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what torch prints, and the time of each step.")
 def export_command(
     model: str,
-    output: Path,
+    output: str,
     strategy: str,
     exporter: str | None,
     input_text: str | None,
@@ -89,12 +89,12 @@ def export_command(
     clean: bool,
     scrub: bool,
     with_graphml: bool,
-    graphml_output: Path | None,
+    graphml_output: str | None,
     graphml_parameters: str,
     with_report: bool,
-    jit_graph: Path | None,
-    fx_graph: Path | None,
-    temp_dir: Path | None,
+    jit_graph: str | None,
+    fx_graph: str | None,
+    temp_dir: str | None,
     verbose: bool,
 ) -> None:
     """Export MODEL to OUTPUT (a .onnx file) with its sidecar.
@@ -114,12 +114,12 @@ def export_command(
     """
     job = Job(
         model=model,
-        output=str(output),
+        output=output,
         strategy=strategy,
         exporter=exporter,
         input_text=input_text,
         input_shape=dict(input_shape),
-        input_specs=_text(input_specs),
+        input_specs=None if input_specs is None else str(input_specs),
         dynamic=dynamic,
         dynamic_axes=_merged(dynamic_axes),
         opset_version=opset_version,
@@ -137,20 +137,15 @@ def export_command(
         clean=clean,
         scrub=scrub,
         with_graphml=with_graphml,
-        graphml_output=_text(graphml_output),
+        graphml_output=graphml_output,
         graphml_parameters=graphml_parameters,
         with_report=with_report,
-        jit_graph=_text(jit_graph),
-        fx_graph=_text(fx_graph),
-        temp_dir=_text(temp_dir),
+        jit_graph=jit_graph,
+        fx_graph=fx_graph,
+        temp_dir=temp_dir,
     )
-    check(job)
     with progress(verbose) as on_step:
         report, notes = perform(job, on_step, verbose)
     for told in notes:
         note(f"note: {told}")
     show_summary(report, verbose)
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

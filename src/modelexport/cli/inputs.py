@@ -57,15 +57,6 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def source_files(model: str) -> list[Path]:
-    """The files that a source names: a folder's, or the one that has the factory."""
-    path = Path(model.rpartition(":")[0] if ".py:" in model else model)
-    try:
-        return list(path.iterdir()) if path.is_dir() else [path]
-    except OSError:
-        return []
-
-
 def recalled(given: SourceOptions, recorded: SourceOptions | None) -> SourceOptions:
     """What is said now, and of what is not said what the export was told.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -37,8 +36,9 @@ class _Commands(click.Group):
         except OSError as error:
             place = f"{error.filename}: " if error.filename else "cannot write the output: "
             click.echo(f"Error: {place}{error.strerror or error}", err=True)
-            with suppress(OSError, ValueError):  # what is left to write must not fail again at exit
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            from modelexport.cli.render import mute_stdout
+
+            mute_stdout()
             sys.exit(2)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import sys
 import textwrap
@@ -97,6 +98,12 @@ def emit(data: bytes, output_file: Path | None = None) -> None:
         sys.stdout.flush()
     else:
         write(data, output_file)
+
+
+def mute_stdout() -> None:
+    """Whoever read it is gone: what is left to write must not fail again, not even at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def emit_json(record: object, output_file: Path | None = None) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 import click
 
 from modelexport.cli.render import listed, note
-from modelexport.tagged.files import external_files
-from modelexport.tagged.model import load
-from modelexport.tagged.strip import strip
+from modelexport.tagged.strip import write_stripped
 
 
 @click.command("strip", short_help="The baseline's bytes back.")
@@ -20,6 +18,5 @@ def strip_command(onnx: Path, out: Path) -> None:
 
     Where the weights are in a data file and OUT is in another folder, the data file is copied along.
     """
-    written = strip(onnx, out)
-    data = external_files(load(written).proto)
+    written, data = write_stripped(onnx, out)
     note(f"wrote {written}{f', weights in {listed(data)}' if data else ''}")

@@ -9,9 +9,10 @@ import click
 import msgspec
 from rich.console import RenderableType
 
-from modelexport.cli.inputs import input_options, recalled, source_files
+from modelexport.cli.inputs import input_options, recalled
 from modelexport.cli.render import check_output, emit_csv, emit_json, line, listed, note, plural, progress, show
 from modelexport.cli.summary import module_tree
+from modelexport.job import source_files
 from modelexport.parity.measure import Tolerance, checked_tolerance
 from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, Verification
 from modelexport.tagged.model import load

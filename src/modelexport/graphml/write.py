@@ -107,14 +107,19 @@ def check_graphml(source: Path, output_path: StrPath | None, parameters: str) ->
             raise ArgumentError(f"XML cannot hold the name {plain(path.name)!r}", hint="rename the file")
     if source.resolve() in (target.resolve(), data_path(target).resolve()):
         raise ArgumentError(f"{source} is the model itself", hint="choose another output")
-    if parameters not in MODES:
-        raise ArgumentError(f"there is no parameter mode {parameters!r}", hint=f"known: {', '.join(MODES)}")
+    check_mode(parameters)
     if parameters == "reference" and not (_beside(source, target) and _beside(source, source.resolve())):
         raise ArgumentError(
             f"{target} is not beside {source.name} itself, whose weights it would refer to",
             hint="write it into the model's folder, or choose sidecar or embedded",
         )
     return target
+
+
+def check_mode(parameters: str) -> None:
+    """Raise for a place of weights that nobody knows."""
+    if parameters not in MODES:
+        raise ArgumentError(f"there is no parameter mode {parameters!r}", hint=f"known: {', '.join(MODES)}")
 
 
 def _beside(first: Path, second: Path) -> bool:

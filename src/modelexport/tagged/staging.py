@@ -27,7 +27,7 @@ class Staging:
         self._removed: list[str] = []
         self._held: list[int] = []
         self.work = self._near if temp_dir is None else temp_dir.absolute() / name
-        self._watcher = _watcher(self.work, self._near)
+        self._watcher = _watcher(self.work, self._near)  # before there is anything to clear up
         try:
             self._make(self.work)
         except BaseException:
@@ -126,13 +126,21 @@ class Staging:
 
 def _watcher(*works: Path) -> subprocess.Popen[bytes] | None:
     """A process that clears up after this one if it is killed; without it, the next run in the folder does."""
-    program = [sys.executable, "-I", "-S", recovery.__file__, *dict.fromkeys(map(str, works))]
-    nowhere = subprocess.DEVNULL
     with suppress(OSError):
-        return subprocess.Popen(
-            program, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True, cwd="/"
-        )
+        return start_watcher(recovery.__file__, *dict.fromkeys(map(str, works)))
     return None
+
+
+def start_watcher(file: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """A Python file as a process whose input ends when this process does; no Ctrl-C and no package is for it."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", file, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+    )
 
 
 def check_target(output_path: object, suffix: str = ".onnx") -> Path:

@@ -29,17 +29,22 @@ def strip(source: StrPath, target: StrPath) -> Path:
 
     Where the weights are in a data file and `target` is in another folder, the data file is copied along.
     """
+    return write_stripped(source, target)[0]
+
+
+def write_stripped(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
+    """The same, with the names of the data files that the target needs."""
     source, target = Path(source), check_target(target)
     with mapped(source) as data, staging(target.parent) as stage:
-        proto = parse(data, source)
+        names = list(external_files(parse(data, source)))
         if source.parent.resolve() != target.parent.resolve():
-            for number, name in enumerate(external_files(proto)):
+            for number, name in enumerate(names):
                 copy = stage.work / f"data-{number}"
                 _copy_data(source.parent / name, copy)
                 stage.place(copy, name)
         stage.place(stage.write("model", stripped(data)), target.name)
         stage.commit()
-    return target
+    return target, names
 
 
 def _copy_data(source: Path, target: Path) -> None:
