@@ -14,6 +14,7 @@ from modelexport.attribution.strategies import ExportStrategy, check_exporter, f
 from modelexport.errors import ArgumentError, GraphmlWarning
 from modelexport.graphml.dialect import MODES
 from modelexport.graphml.write import check_graphml, check_mode
+from modelexport.hierarchy.tags import idle_names, make_policy
 from modelexport.tagged.scrub import refuse_graph_text
 from modelexport.tagged.sidecar import SourceOptions
 from modelexport.tagged.staging import check_target
@@ -182,4 +183,7 @@ def _unmet(job: Job, report: ExportReport) -> list[str]:
     for asked, needed in ((job.jit_graph, "torchscript"), (job.fx_graph, "dynamo")):
         if asked is not None and report.exporter != needed:
             told.append(f"{asked} was not written: only the {needed} exporter has such a graph")
+    classes = {path: module.class_ for path, module in report.hierarchy.modules.items()}
+    idle = idle_names(make_policy(job.torch_nn, job.include, job.exclude), classes)
+    told += [f"{option} names {name}, but no module is called so" for option, names in idle.items() for name in names]
     return told

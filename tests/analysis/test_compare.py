@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -20,7 +20,7 @@ from modelexport.errors import FileError, FormatError
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=60)
 
 
 def save(model: onnx.ModelProto, path: Path) -> Path:

@@ -103,6 +103,18 @@ def test_the_demo_model_in_every_way(
     assert modelexport.validate(tmp_path / "m.onnx", check_consistency=True).valid
 
 
+def test_names_that_no_module_has(demo: Path, tmp_path: Path) -> None:
+    options = ["--torch-nn", "Linear,LayrNorm", "--include", "*encoder*", "--exclude", "head.*"]
+    result = run("export", demo / "bert-tiny", tmp_path / "m.onnx", *options)
+    assert result.exit_code == 0, result.output
+    told = [line for line in result.stderr.splitlines() if "no module" in line]
+    assert told == [
+        "note: torch_nn names LayrNorm, but no module is called so",
+        "note: exclude names head.*, but no module is called so",
+    ]
+    assert "no module" not in run("export", demo / "bert-tiny", tmp_path / "n.onnx").stderr
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_flags_reach_the_export(demo: Path, tmp_path: Path) -> None:
     result = run(

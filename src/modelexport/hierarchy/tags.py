@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -85,8 +85,24 @@ def _names(value: Sequence[str] | str | None, argument: str) -> tuple[str, ...]:
     return names
 
 
+def idle_names(policy: TagPolicy, classes: Mapping[str, str]) -> dict[str, list[str]]:
+    """By option, what a policy names and no module is; `classes` are the qualified classes by path."""
+    own = policy.torch_nn if policy.torch_nn is not DEFAULT_TORCH_NN and not isinstance(policy.torch_nn, str) else ()
+    known = {name.rpartition(".")[2] for name in classes.values()}
+    idle = {"torch_nn": [name for name in own if name not in known]}
+    for option, globs in (("include", policy.include), ("exclude", policy.exclude)):
+        idle[option] = [
+            glob for glob in globs if not any(_is_named(name, path, glob) for path, name in classes.items())
+        ]
+    return idle
+
+
 def _matches(module: Module, globs: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(module.qualified_class, glob) or fnmatchcase(module.path, glob) for glob in globs)
+    return any(_is_named(module.qualified_class, module.path, glob) for glob in globs)
+
+
+def _is_named(qualified_class: str, path: str, glob: str) -> bool:
+    return fnmatchcase(qualified_class, glob) or fnmatchcase(path, glob)
 
 
 def assign_tags(tree: ModuleTree, policy: TagPolicy) -> dict[str, str | None]:
