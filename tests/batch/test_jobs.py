@@ -144,7 +144,7 @@ def test_sizes(told: int | str, size: int) -> None:
 
 def test_jobs_given_as_what_they_are_not() -> None:
     wrong: Any = [3]
-    with pytest.raises(ModelExportError, match="job 0 is a int"):
+    with pytest.raises(ModelExportError, match="job 1 is a int"):
         given_jobs(wrong)
 
 

@@ -83,7 +83,7 @@ def given_jobs(
     """Jobs as records or dicts; paths start from the current folder."""
     folder = Path.cwd()
     told = []
-    for number, job in enumerate(jobs):
+    for number, job in enumerate(jobs, 1):
         if not isinstance(job, Mapping | Job):
             raise ArgumentTypeError(
                 f"job {number} is a {type(job).__name__}",
