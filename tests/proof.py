@@ -357,7 +357,12 @@ def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: st
     """
     named = isinstance(example_inputs, dict)
     args = () if named else example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    if args and isinstance(args[-1], dict):
+        args = (*args, {})  # else torch takes it for keywords
     options = {"dynamo": exporter == "dynamo", "verbose": False, **options}
+    if named and exporter == "torchscript":  # which goes by the order of forward's arguments
+        rank = list(inspect.signature(model.forward).parameters)
+        example_inputs = dict(sorted(example_inputs.items(), key=lambda item: (*rank, item[0]).index(item[0])))
     if named:
         tensors = [name for name, value in example_inputs.items() if isinstance(value, torch.Tensor)]
         options |= {"kwargs": example_inputs, "input_names": tensors}

@@ -830,3 +830,163 @@ class HasDefaultNumbers(nn.Module):
 @animal()
 def default_numbers() -> Example:
     return HasDefaultNumbers(), {"x": x(2, 8)}
+
+
+class WritesThroughAView(nn.Module):
+    """What is returned is not what the last operation on it made: a view of it was written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        y[:, :2] *= 2
+        return y
+
+
+class SetsAColumn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x).relu_()
+        y[:, 0] = 1
+        return y
+
+
+@animal()
+def writes_through_views() -> Example:
+    return nn.Sequential(WritesThroughAView(), SetsAColumn(), nn.Tanh()), (x(2, 8),)
+
+
+class ChangedByItsCaller(nn.Module):
+    """What `inner` returned is what it was before the caller wrote to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = SetsAColumn()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        z = self.fc(y)
+        y[0] += 1
+        return y + z
+
+
+@animal()
+def changed_by_its_caller() -> Example:
+    return ChangedByItsCaller(), (x(2, 8),)
+
+
+class ReturnsAViewOfWhatChanges(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        flat = y.view(-1)
+        y.add_(1)
+        return flat
+
+
+@animal("torchscript")  # its file computes something else
+def view_of_what_changes() -> Example:
+    return nn.Sequential(ReturnsAViewOfWhatChanges(), nn.Tanh()), (x(2, 8),)
+
+
+class PlainRecurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(8, 4)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, state = self.rnn(x)
+        return self.fc(y), state
+
+
+@animal()
+def plain_recurrent() -> Example:
+    return PlainRecurrent(), (x(5, 2, 8),)
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.fc(x).chunk(2, -1)
+
+
+class Extremes(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        least, most = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+        return least, most
+
+
+class ReadsOneOfSeveral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = Halves()
+        self.extremes = Extremes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        second = self.halves(x)[1]
+        return second.relu() * self.extremes(second)[1]
+
+
+@animal()
+def one_of_several_results() -> Example:
+    return ReadsOneOfSeveral(), (x(2, 8),)
+
+
+class KeysLikeInnerNames(nn.Module):
+    """Keys that the graph has already: an input, a weight, operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.gate = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        centred = x - x.mean(-1, keepdim=True)
+        y = self.fc(centred)
+        return {"mean": y, "x": self.gate(x).relu(), "fc.weight": y * 2, "linear": y + 1, "": y - 1, "0": y.tanh()}
+
+
+@animal()
+def keys_like_inner_names() -> Example:
+    return KeysLikeInnerNames(), (x(2, 8),)
+
+
+class TakesADict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, scale: Tensor, fields: dict[str, Tensor]) -> Tensor:
+        return self.fc(fields["left"]) * scale + fields["right"]
+
+
+@animal()
+def dict_at_the_end() -> Example:
+    return TakesADict(), (x(1), {"left": x(2, 8), "right": x(2, 8) + 1})
+
+
+class TakesTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.fc(first) * second
+
+
+@animal()
+def keywords_out_of_order() -> Example:
+    return TakesTwo(), {"second": x(2, 1), "first": x(2, 8)}

@@ -29,9 +29,9 @@ from modelexport.baseline import dynamo, torchscript
 from modelexport.baseline.calling import (
     EXPORT_LOCK,
     ModelInputs,
+    as_called,
     check_runs,
     exceeds_one_file,
-    in_signature_order,
     read_inputs,
 )
 from modelexport.baseline.failure import explain
@@ -233,7 +233,7 @@ def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:
 
 def _check_inputs(model: nn.Module | ExportedProgram, example_inputs: Any) -> ModelInputs:
     if not isinstance(model, ExportedProgram):
-        return in_signature_order(model, read_inputs(example_inputs))
+        return as_called(model, read_inputs(example_inputs))
     if example_inputs is not None:
         raise ArgumentError("a program has its own inputs", hint="pass None as example_inputs")
     return ModelInputs((), {})

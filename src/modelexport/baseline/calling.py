@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import operator
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from itertools import chain
 from typing import Any
@@ -30,6 +31,11 @@ class ModelInputs:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    @property
+    def for_torch(self) -> tuple[Any, ...]:
+        """The positional ones as torch.onnx.export takes them: it would take a dict at their end for keywords."""
+        return (*self.args, {}) if self.args and isinstance(self.args[-1], dict) else self.args
 
     @property
     def names(self) -> list[str] | None:
@@ -67,6 +73,18 @@ def read_inputs(example_inputs: object) -> ModelInputs:
     return inputs
 
 
+def as_called(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
+    """Positional inputs that end in a dict as torch's exporters understand them: it holds keywords, if it can."""
+    last = inputs.args[-1] if inputs.args else None
+    if not isinstance(last, dict) or not all(isinstance(name, str) for name in last):
+        return inputs
+    try:
+        inspect.signature(model.forward).bind(*inputs.args[:-1], **last)
+    except (TypeError, ValueError):
+        return inputs
+    return ModelInputs(inputs.args[:-1], last)
+
+
 _INLINE_LIMIT = 2**31 - 2**24
 
 
@@ -76,7 +94,7 @@ def exceeds_one_file(model: nn.Module) -> bool:
 
 
 def in_signature_order(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
-    """Keyword inputs in the order of forward's arguments, which is the order of the graph's inputs."""
+    """Keyword inputs in the order of forward's arguments, in which torch.jit traces them."""
     rank = {name: place for place, name in enumerate(forward_args(model))}
     ordered = sorted(inputs.kwargs.items(), key=lambda item: rank.get(item[0], len(rank)))
     return ModelInputs(inputs.args, dict(ordered))
@@ -115,10 +133,11 @@ class OutputShape:
     only after the capture, so no extra forward pass is needed to know the names.
     """
 
-    def __init__(self, taken: Sequence[str] = ()) -> None:
+    def __init__(self, taken: Sequence[str] = (), may_be_numbers: bool = True) -> None:
         self.names: list[str] = []
         self.dropped: list[str] = []
         self._taken = set(taken)
+        self._may_be_numbers = may_be_numbers
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         self.dropped = []
@@ -135,22 +154,29 @@ class OutputShape:
                 hint="an ONNX graph needs at least one tensor output; wrap the model so that it returns one",
             )
         if isinstance(output, Mapping) or dataclasses.is_dataclass(output):
-            self.names[:] = self._unique(_flat_names(kept))
+            self.names[:] = unique_names(map(self._legal, _flat_names(kept)), self._taken)
         if self.dropped or not isinstance(output, torch.Tensor | Mapping | tuple | list):
             return tuple(value for value in kept.values() if value is not None)
         return None
 
-    def _unique(self, names: list[str]) -> list[str]:
-        """Names that clash with nothing: an output may be called like an input only if it is one."""
-        used = set(self._taken)
-        unique = []
-        for name in names:
-            candidate, number = name, 1
-            while candidate in used:
-                candidate, number = f"{name}_{number}", number + 1
-            used.add(candidate)
-            unique.append(candidate)
-        return unique
+    def _legal(self, name: str) -> str:
+        """ONNX has no output without a name, and torch.jit none whose name is a number."""
+        if not name:
+            return "output"
+        return name if self._may_be_numbers or not name.isdecimal() else f"output_{name}"
+
+
+def unique_names(names: Iterable[str], taken: Set[str]) -> list[str]:
+    """Names that are neither taken nor twice among them: numbers are added where it takes some."""
+    used = set(taken)
+    unique = []
+    for name in names:
+        candidate, number = name, 1
+        while candidate in used:
+            candidate, number = f"{name}_{number}", number + 1
+        used.add(candidate)
+        unique.append(candidate)
+    return unique
 
 
 def _named_fields(output: Any) -> dict[str, Any]:
@@ -184,9 +210,9 @@ def _flat_names(fields: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def shaped_output(model: nn.Module, taken: Sequence[str] = ()) -> Iterator[OutputShape]:
+def shaped_output(model: nn.Module, taken: Sequence[str] = (), may_be_numbers: bool = True) -> Iterator[OutputShape]:
     """Let only tensors out of the model while the block runs."""
-    shape = OutputShape(taken)
+    shape = OutputShape(taken, may_be_numbers)
     if isinstance(model, torch.jit.ScriptModule):  # it takes no hooks, and can return nothing but tensors
         yield shape
         return
@@ -208,7 +234,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     scripted = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
     training = [module.training for module in scripted]
     attributes = [(module, dict(module.__dict__), _contents(module)) for module in modules]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [(buffer, buffer.detach().clone(), buffer.is_leaf) for buffer in model.buffers()]
     gradients = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
     try:
         for module in (*modules, *scripted):
@@ -224,12 +250,14 @@ def preserved(model: nn.Module) -> Iterator[None]:
         for parameter, needs_grad, grad in gradients:
             parameter.requires_grad = needs_grad
             parameter.grad = grad
-        for buffer, copy in buffers:
-            _put_back(buffer, copy)
+        for buffer, copy, was_leaf in buffers:
+            _put_back(buffer, copy, was_leaf)
 
 
-def _put_back(buffer: torch.Tensor, copy: torch.Tensor) -> None:
+def _put_back(buffer: torch.Tensor, copy: torch.Tensor, was_leaf: bool) -> None:
     """A buffer's value as it was; torch does not count every write to one, so it is compared."""
+    if was_leaf and not buffer.is_leaf:  # a result of parameters was written to it
+        buffer.detach_()
     with torch.inference_mode(buffer.is_inference()), torch.no_grad():
         if buffer.shape != copy.shape or buffer.dtype != copy.dtype:
             buffer.data = copy

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.onnx._internal.exporter import _errors
 
-from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output, swapped
+from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output, swapped, unique_names
+from modelexport.baseline.decomposition import Decomposition, FxTap
 from modelexport.baseline.options import Baseline, ExportOptions, mapped
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
-from modelexport.hierarchy.calls import Call, CallLog, assign_operations
+from modelexport.errors import ArgumentError
+from modelexport.hierarchy.calls import Call, CallLog
 from modelexport.hierarchy.capture import forward_args, recording
 from modelexport.hierarchy.tree import ModuleTree
 
@@ -44,16 +44,18 @@ def _export_once(
     model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions
 ) -> Baseline:
     names = options.input_names or inputs.names
+    tap = FxTap()
     with (
         preserved(model),
         shaped_output(model, names or ()) as shape,
-        recording(model, tree, _FxTap()) as recorder,
+        recording(model, tree, tap) as recorder,
         _watched_translation() as translated,
+        _renaming(chosen=options.output_names is not None),
         quiet(options.verbose),
     ):
         written = torch.onnx.export(
             model,
-            inputs.args,
+            inputs.for_torch,
             str(target),
             kwargs=inputs.kwargs or None,
             input_names=names,
@@ -61,7 +63,7 @@ def _export_once(
             dynamic_shapes=_for_every_input(model, inputs, options.dynamic_shapes),
             **_common(options),
         )
-    return _read(written, tree, recorder.log(), translated, target, options, shape.dropped)
+    return _read(written, tree, recorder.log(), tap, translated, target, options, shape.dropped)
 
 
 def _for_every_input(model: nn.Module, inputs: ModelInputs, dynamic_shapes: Any) -> Any:
@@ -80,7 +82,7 @@ def _for_every_input(model: nn.Module, inputs: ModelInputs, dynamic_shapes: Any)
 
 def _export_program(program: ExportedProgram, tree: ModuleTree, target: Path, options: ExportOptions) -> Baseline:
     """A program has its inputs, shapes and calls in it already."""
-    with _watched_translation() as translated, quiet(options.verbose):
+    with _watched_translation() as translated, _renaming(chosen=True), quiet(options.verbose):
         written = torch.onnx.export(
             program,
             (),
@@ -89,7 +91,7 @@ def _export_program(program: ExportedProgram, tree: ModuleTree, target: Path, op
             output_names=options.output_names,
             **_common(options),
         )
-    return _read(written, tree, CallLog((), {}), translated, target, options, ())
+    return _read(written, tree, CallLog((), {}), FxTap(), translated, target, options, ())
 
 
 def _common(options: ExportOptions) -> dict[str, Any]:
@@ -106,50 +108,16 @@ def _read(
     written: Any,
     tree: ModuleTree,
     log: CallLog,
+    tap: FxTap,
     translated: _Translation,
     target: Path,
     options: ExportOptions,
     dropped: Sequence[str],
 ) -> Baseline:
-    trace = _read_trace(written, tree, log, translated)
+    trace = _read_trace(written, tree, log, tap, translated)
     files = {path.name: path for path in target.parent.iterdir() if path != target}
     text = str(written.exported_program) if options.with_graph_text else None
     return Baseline(mapped(target), files, trace, tuple(dropped), text)
-
-
-class _FxTap:
-    """Reads the FX graph that torch.export is tracing."""
-
-    def _tracer(self) -> Any:
-        mode = get_proxy_mode()
-        return None if mode is None else mode.tracer
-
-    def session(self) -> object:
-        return self._tracer()
-
-    def position(self) -> int:
-        tracer = self._tracer()
-        return 0 if tracer is None else len(tracer.graph.nodes)
-
-    def name_of(self, tensor: torch.Tensor) -> str | None:
-        tracer = self._tracer()
-        if tracer is None:
-            return None
-        slot = get_proxy_slot(tensor, tracer, None)
-        return None if slot is None else _value_name(slot.proxy.node, lambda node: str(node.name))
-
-    def made_by(self, spans: list[tuple[int, int]], parents: list[int], returned: tuple[str, ...]) -> dict[str, int]:
-        tracer = self._tracer()
-        if tracer is None:
-            return {}
-        return assign_operations(spans, [(node.name, place) for place, node in enumerate(tracer.graph.nodes, 1)])
-
-
-def _value_name(node: Any, name_of: Callable[[Any], str]) -> str:
-    """A node by its name; one of several results of a node by that node's name and its place among them."""
-    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
-        return f"{name_of(node.args[0])}[{node.args[1]}]"
-    return name_of(node)
 
 
 class _Translation:
@@ -203,6 +171,30 @@ def _watched_translation() -> Iterator[_Translation]:
         yield translation
 
 
+@contextmanager
+def _renaming(chosen: bool) -> Iterator[None]:
+    """Give no output the name of another value, which torch does: ONNX has no such graphs.
+
+    Where the caller chose the names that is an error; a key of what the model returns gets a number.
+    """
+    from torch.onnx._internal.exporter import _ir_passes
+
+    original = _ir_passes.rename_outputs
+
+    def rename_outputs(model: Any, names: Sequence[str]) -> None:
+        renamed = {id(value) for value, _ in zip(model.graph.outputs, names, strict=False)}
+        taken = {value.name for value in _ir_passes._all_values(model) if id(value) not in renamed}
+        clash = next((name for name in names if name in taken), None)
+        if clash is not None and chosen:
+            raise ArgumentError(
+                f"the output name {clash!r} is the name of another value in the graph", hint="choose another"
+            )
+        original(model, names if clash is None else unique_names(names, taken))
+
+    with swapped(_ir_passes, rename_outputs=rename_outputs):
+        yield
+
+
 def _operation(node: Any) -> Operation:
     """One node; its attributes are read off now, because an optimiser may change them in place."""
     attributes = tuple(sorted((name, _attribute_key(value)) for name, value in node.attributes.items()))
@@ -233,15 +225,16 @@ def _fx_names(model: Any) -> dict[str, str]:
     return names
 
 
-def _read_trace(program: Any, tree: ModuleTree, log: CallLog, translation: _Translation) -> Trace:
+def _read_trace(program: Any, tree: ModuleTree, log: CallLog, tap: FxTap, translation: _Translation) -> Trace:
     fx_nodes = [node for node in program.exported_program.graph.nodes if node.op == "call_function"]
     if not log.calls or getattr(program, "_capture_strategy", None) != "TorchExportNonStrictStrategy":
         log = _log_from_stacks(fx_nodes, tree)
     origins = _filled({node.name: _origin(node, log) for node in fx_nodes}, list(log.made_by))
     numbers = {name: log.made_by[origin] for name, origin in origins.items() if origin is not None}
     sites = {name: Site(log.calls[number].path, number) for name, number in numbers.items()}
+    program_names = _returned_values(program.exported_program, tap, fx_nodes, origins, log, sites)
     graph = program.model.graph
-    renamed = _renamed_outputs(translation.outputs, [value.name for value in graph.outputs])
+    renamed = _renamed_outputs(translation, [value.name for value in graph.outputs])
     before = [_rename(operation, renamed) for operation in translation.operations]
     translated = {renamed.get(tensor, tensor): fx_name for tensor, fx_name in translation.fx_names.items()}
     given = frozenset(value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name)
@@ -251,12 +244,10 @@ def _read_trace(program: Any, tree: ModuleTree, log: CallLog, translation: _Tran
     # its result the name of another value.
     certain = {tensor: sites[name] for tensor, name in _fx_names(program.model).items() if name in sites}
     scopes = settle_scopes(certain, ((tensor, sites[n]) for tensor, n in translated.items() if n in sites), survivors)
-    latest = {_value_name(node, lambda n: origins.get(n.name) or ""): node.name for node in fx_nodes}
-    latest.update({origin: name for name, origin in origins.items() if origin is not None})
     returned: dict[int, tuple[str, ...]] = {}
     results: dict[int, tuple[str | None, ...]] = {}
     for number, call in enumerate(log.calls):
-        now = [renamed.get(latest.get(name, ""), latest.get(name, "")) for name in call.returned]
+        now = [renamed.get(name, name) for name in program_names[number]]
         results[number] = tuple(survivors.find(name) if name in translated else None for name in now)
         known = [name for name, traced in zip(now, call.returned, strict=True) if traced]
         if known and all(name in translated for name in known):
@@ -264,9 +255,35 @@ def _read_trace(program: Any, tree: ModuleTree, log: CallLog, translation: _Tran
     return Trace(log, scopes, returned, results)
 
 
-def _renamed_outputs(before: list[str], after: list[str]) -> dict[str, str]:
-    """How graph outputs were renamed at the end; their order does not change."""
-    return {old: new for old, new in zip(before, after, strict=False) if old != new}
+def _returned_values(
+    program: Any,
+    tap: FxTap,
+    fx_nodes: Sequence[Any],
+    origins: Mapping[str, str | None],
+    log: CallLog,
+    sites: dict[str, Site],
+) -> list[list[str]]:
+    """For each call the program's names for what it returned; a view repeated after it is the call's own."""
+    user_outputs = set(program.graph_signature.user_outputs)
+    given = [value for value in program.graph.output_node().args[0] if getattr(value, "name", None) in user_outputs]
+    traced = log.calls[0].returned if log.calls else ()
+    returned = list(zip(traced, given, strict=True)) if len(traced) == len(given) else []
+    decomposition = Decomposition(tap, fx_nodes, origins, returned)
+    names: list[list[str]] = []
+    for number, call in enumerate(log.calls):
+        names.append([decomposition.find(name, call) if name else "" for name in call.returned])
+        for name in names[-1]:
+            made_later = name in sites and not log.within(sites[name].call, number)
+            if made_later and decomposition.made_for_a_reader(name):
+                sites[name] = Site(call.path, number)
+    return names
+
+
+def _renamed_outputs(translation: _Translation, after: list[str]) -> dict[str, str]:
+    """How graph outputs were renamed at the end, in their order; who had an output's name before loses it."""
+    renamed = {old: new for old, new in zip(translation.outputs, after, strict=False) if old != new}
+    others = {name for operation in translation.operations for name in operation.outputs} - renamed.keys()
+    return renamed | {name: f"{name} before" for name in others.intersection(renamed.values())}
 
 
 def _rename(operation: Operation, renamed: Mapping[str, str]) -> Operation:

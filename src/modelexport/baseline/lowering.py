@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 from modelexport.baseline.calling import swapped
 from modelexport.baseline.tap import BLOCK_START, JitTap, Traced, inputs_of, outputs_of
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
-from modelexport.hierarchy.calls import CallLog
+from modelexport.hierarchy.calls import Call, CallLog
 
+_TAKES_APART = "prim::ListUnpack"
 _NODE_NAME = "onnx_name"
 """Where the exporter keeps a node's name until it writes it."""
 
@@ -37,6 +38,7 @@ class Lowering:
         self._traced_as: dict[int, Traced] = {}
         self._inlined_as: dict[int, int] = {}
         self._translated_as: dict[int, int] = {}
+        self._read_as: dict[int, list[tuple[int, int]]] = {}
         self._debug_names: dict[int, str] = {}
         self._values: dict[int, Any] = {}
         self._by_debug_name: dict[str, Any] = {}
@@ -106,6 +108,8 @@ class Lowering:
         if traced is None and node.inputsSize():
             inputs = tuple([value.unique() for value in inputs_of(node)])
             self._replaced.append(((node.kind(), node.scopeName()), Traced(inputs, tuple(outputs), call)))
+        if traced is not None and self.tap.rewritten:
+            self._note_reads(traced, node)
         for new in self._added(graph):
             self._note(new, call)
         results = result if isinstance(result, tuple | list) else (result,)
@@ -113,6 +117,12 @@ class Lowering:
             if isinstance(value, torch._C.Value):
                 self._translated_as[old] = value.unique()
         self._last_result = outputs[0] if len(outputs) == 1 else None
+
+    def _note_reads(self, traced: Traced, node: Any) -> None:
+        """Passes before the translation let an operation read what a write through a view made of a value."""
+        for was, now in zip(traced.inputs, inputs_of(node), strict=False):
+            if was in self.tap.rewritten:
+                self._read_as.setdefault(was, []).append((traced.outputs[0], now.unique()))
 
     def _added(self, graph: Any) -> list[Any]:
         """The nodes at the end of the graph that were not there before."""
@@ -155,10 +165,47 @@ class Lowering:
                     known = self._translated_as
                     known.update((was, known[now]) for was, now in pairs if now in known)
                     break
+        self._follow_lists(became)
 
-    def translated_value(self, traced: str) -> int | None:
-        """The ONNX value that a value of the trace became, where it could be followed."""
-        return self._translated_as.get(self._inlined_as.get(int(traced), -1))
+    def _follow_lists(self, became: Mapping[int, int]) -> None:
+        """An operation that makes a list, and the step that takes the list apart, become one with several results."""
+        made = {
+            unique: found for operations in self._inlined.values() for found in operations for unique in found.outputs
+        }
+        apart = [
+            (scope, found)
+            for (kind, scope), operations in self._inlined.items()
+            if kind == _TAKES_APART
+            for found in operations
+        ]
+        parts: dict[tuple[str, int, int], list[Traced]] = {}
+        for scope, found in apart:
+            whole = made.get(found.inputs[0])
+            if whole is not None:
+                read = became.get(whole.inputs[0], whole.inputs[0])
+                parts.setdefault((scope, read, len(found.outputs)), []).append(found)
+        for (_, scope), new in self._replaced:
+            waiting = parts.get((scope, new.inputs[0], len(new.outputs)))
+            if waiting and len(new.outputs) > 1:
+                for was, now in zip(waiting.pop(0).outputs, new.outputs, strict=True):
+                    if now in self._translated_as:
+                        self._translated_as.setdefault(was, self._translated_as[now])
+
+    def translated_value(self, traced: str, call: Call, returned: Sequence[str]) -> int | None:
+        """The ONNX value that what a call returned became, where it could be followed.
+
+        `returned` are the trace's names for what the model returned.
+        """
+        value, position = int(traced), call.finish
+        if position not in self.tap.rewritten.get(value, ()) or not any(w <= position for w in self.tap.writes):
+            return self._translated_as.get(self._inlined_as.get(value, -1))
+        until = next((place for place in self.tap.writes if place > position), None)
+        for place, now in self._read_as.get(value, ()):
+            if place > position and (until is None or place <= until):
+                return self._translated_as.get(now)
+        if until is None and traced in returned and len(returned) == len(self.outputs):
+            return self.outputs[returned.index(traced)]
+        return None
 
     def renumber(self, copy: Any) -> None:
         """The graph was copied node by node: match the copy's values with the originals."""
@@ -271,7 +318,9 @@ def read_trace(log: CallLog, lowering: Lowering) -> Trace:
     returned: dict[int, tuple[str, ...]] = {}
     results: dict[int, tuple[str | None, ...]] = {}
     for number, call in enumerate(log.calls):
-        values = [lowering.translated_value(name) if name else None for name in call.returned]
+        values = [
+            lowering.translated_value(name, call, log.calls[0].returned) if name else None for name in call.returned
+        ]
         results[number] = tuple(None if unique is None else survivors.find(name_for(unique)) for unique in values)
         known = [unique for unique, name in zip(values, call.returned, strict=True) if name]
         if known and None not in known:

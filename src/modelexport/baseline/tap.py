@@ -12,6 +12,8 @@ from modelexport.hierarchy.calls import assign_operations
 
 BLOCK_START = "prim::Param"
 _CALL_BLOCK = "prim::TracedModuleForward"
+_CHANGES = "_"
+"""How torch ends the name of an operation that changes its first argument."""
 
 
 class Traced(NamedTuple):
@@ -32,6 +34,10 @@ class JitTap:
     def __init__(self, ask: bool = True) -> None:
         self.disturbed = False
         self.traced: dict[tuple[str, str], list[Traced]] = {}
+        self.rewritten: dict[int, list[int]] = {}
+        """By value the positions at which it had been written to through a view: its node is what it was before."""
+        self.writes: list[int] = []
+        """The positions of the operations that change a tensor."""
         self._ask = ask
         self._latest = 0
         self._scopes: dict[str, list[int]] = {}
@@ -52,9 +58,15 @@ class JitTap:
             return None
         here = state.graph().insertPoint()
         before = here.prev()
-        unique = _ask([tensor])
-        self.disturbed = self.disturbed or here.prev() != before
-        return str(unique)
+        try:
+            value = _ask([tensor])
+            if not tensor.is_inference() and tensor._version > _writes_to(value, tensor._version):
+                self.rewritten.setdefault(value.unique(), []).append(self._latest)
+            return str(value.unique())
+        except RuntimeError:  # what torch.vmap makes of a tensor is no value of the trace
+            return None
+        finally:
+            self.disturbed = self.disturbed or here.prev() != before
 
     def made_by(self, spans: list[tuple[int, int]], parents: list[int], returned: tuple[str, ...]) -> dict[str, int]:
         state = torch._C._get_tracing_state()
@@ -65,6 +77,7 @@ class JitTap:
         operations = list(_operations(state.graph()))
         marks = [(str(unique), unique) for node in operations for unique in node.outputs]
         made_by = assign_operations(spans, marks)
+        self.writes = [node.outputs[0] for node in operations if node.outputs and node.kind.endswith(_CHANGES)]
         self.traced, self._scopes = defaultdict(list), {}
         needed = _needed(operations, returned)
         for node in operations:
@@ -123,7 +136,7 @@ def _needed(operations: list[_Node], returned: tuple[str, ...]) -> set[int] | No
     if not needed:
         return None
     for node in reversed(operations):
-        if node.kind.endswith("_") or not needed.isdisjoint(node.outputs):
+        if node.kind.endswith(_CHANGES) or not needed.isdisjoint(node.outputs):
             needed.update(node.outputs)
             needed.update(node.inputs)
     return needed
@@ -145,14 +158,26 @@ def _last_unique(node: Any) -> int:
         node = node.prev()
 
 
-def _ask(holder: list[torch.Tensor]) -> int:
-    """The trace's number for a tensor.
+def _writes_to(value: Any, most: int) -> int:
+    """How many of the writes to a tensor its value has behind it, counted up to `most`."""
+    count = 0
+    while count < most:
+        node = value.node()
+        if not node.inputsSize():
+            break
+        count += node.kind().endswith(_CHANGES)
+        value = node.inputsAt(0)
+    return count
+
+
+def _ask(holder: list[torch.Tensor]) -> Any:
+    """The trace's value for a tensor.
 
     The tracer names a value after a local variable, here or in the calling frame, that is the
     tensor; neither may be one, or asking would rename tensors of the baseline.
     """
-    return _unique_of(holder)
+    return _value_of(holder)
 
 
-def _unique_of(holder: list[torch.Tensor]) -> int:
-    return int(torch._C._get_value_trace(holder[0]).unique())  # type: ignore[attr-defined]
+def _value_of(holder: list[torch.Tensor]) -> Any:
+    return torch._C._get_value_trace(holder[0])  # type: ignore[attr-defined]

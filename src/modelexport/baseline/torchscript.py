@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.baseline.calling import ModelInputs, exceeds_one_file, keyword_shim, preserved, quiet, shaped_output
+from modelexport.baseline.calling import (
+    ModelInputs,
+    exceeds_one_file,
+    in_signature_order,
+    keyword_shim,
+    preserved,
+    quiet,
+    shaped_output,
+)
 from modelexport.baseline.lowering import read_trace, watched_lowering
 from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.baseline.tap import JitTap
@@ -51,19 +59,20 @@ def _export_once(
     tap: JitTap,
     shim: bool,
 ) -> Baseline:
+    inputs = inputs if shim else in_signature_order(model, inputs)
     names = options.input_names or inputs.names
     sink = _Sink()
     apart = options.external_data or exceeds_one_file(model)
     with (
         preserved(model),
-        shaped_output(model, names or ()) as shape,
+        shaped_output(model, names or (), may_be_numbers=False) as shape,
         recording(model, tree, tap) as recorder,
         watched_lowering(tap) as lowering,
         quiet(options.verbose),
         weights_apart(target) if apart else nullcontext() as place,
         collector_paused(),
     ):
-        args, kwargs = (_by_position(model, inputs), None) if shim else (inputs.args, inputs.kwargs or None)
+        args, kwargs = (_by_position(model, inputs), None) if shim else (inputs.for_torch, inputs.kwargs or None)
         torch.onnx.export(
             model,
             args,

@@ -12,7 +12,8 @@ class Call(msgspec.Struct, frozen=True):
 
     Calls are numbered in the order they began, so the calls made inside this one are
     exactly those from its own number up to `end`. `returned` are the trace's names for the tensors
-    and numbers that it gave back, in their order; empty where the trace has none.
+    and numbers that it gave back, in their order; empty where the trace has none. `finish` is how
+    far the trace had come by then.
     """
 
     path: str
@@ -20,6 +21,7 @@ class Call(msgspec.Struct, frozen=True):
     parent: int
     end: int
     returned: tuple[str, ...] = ()
+    finish: int = 0
 
 
 class CallLog(msgspec.Struct, frozen=True):

@@ -182,7 +182,8 @@ class Recorder:
 
     def log(self) -> CallLog:
         """The calls of the last complete capture."""
-        calls = tuple(Call(c.path, c.index, c.parent, c.end or len(self._calls), c.returned) for c in self._calls)
+        end = len(self._calls)
+        calls = tuple(Call(c.path, c.index, c.parent, c.end or end, c.returned, c.finish) for c in self._calls)
         return CallLog(calls, self._made_by)
 
 

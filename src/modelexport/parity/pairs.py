@@ -13,10 +13,14 @@ from modelexport.pieces.listing import all_borders
 
 
 class Pair(NamedTuple):
-    """One tensor of PyTorch, and the names under which it may be in the file, the surest first."""
+    """One tensor of PyTorch, and the names under which it may be in the file, the surest first.
+
+    `guessed` says that the export knew no name for it: a tensor that differs is then another one.
+    """
 
     expected: Array
     names: tuple[str, ...]
+    guessed: bool = False
 
 
 class PairedCall(NamedTuple):
@@ -59,7 +63,7 @@ class Pairing:
             if name is not None:
                 yield Pair(value, (name,) if name in self._there else ())
             else:
-                yield Pair(value, tuple(self._candidates(call)))
+                yield Pair(value, tuple(self._candidates(call)), guessed=record is not None)
 
     def _candidates(self, call: EagerCall) -> Iterator[str]:
         """What leaves a module that ran once, less what the records know to be another of its results."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from modelexport.analysis.selection import Selection
-from modelexport.baseline.calling import ModelInputs, in_signature_order, read_inputs
+from modelexport.baseline.calling import ModelInputs, as_called, in_signature_order, read_inputs
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, ArgumentTypeError
 from modelexport.parity.eager import run_eagerly
@@ -50,7 +50,7 @@ def verify(
     check_runtime()
     with collector_paused(), opened(path) as file:
         step("run the PyTorch model")
-        feeds = feeds_for(file.source.proto.graph, live, inputs)
+        feeds = feeds_for(file.source.proto.graph, live, _as_exported(live, inputs, file))
         calls = list(Pairing(file).of(run_eagerly(live, inputs, root_only=isinstance(model, ExportedProgram))))
         wanted = {id(paired) for paired in _narrowed(file, calls, module)}
         step("run the ONNX file")
@@ -74,7 +74,13 @@ def _check(model: object, example_inputs: Any) -> tuple[nn.Module, ModelInputs]:
         raise ArgumentTypeError(
             f"the model is a {type(model).__name__}, not a torch.nn.Module", hint="pass the model that was exported"
         )
-    return model, in_signature_order(model, read_inputs(example_inputs))
+    return model, as_called(model, read_inputs(example_inputs))
+
+
+def _as_exported(model: nn.Module, inputs: ModelInputs, file: TaggedFile) -> ModelInputs:
+    """The inputs in the order in which the file's exporter takes them."""
+    records = file.source.records
+    return in_signature_order(model, inputs) if records is None or records.export.exporter != "dynamo" else inputs
 
 
 def _narrowed(file: TaggedFile, calls: list[PairedCall], module: str | None) -> list[PairedCall]:
@@ -104,14 +110,18 @@ def _compare_one(
     if len(names) > 1:  # not recorded, only what leaves the module: the one that is closest
         alike = [name for name in names if values[name].shape == pair.expected.shape]
         names = sorted(alike, key=lambda name: difference(pair.expected, values[name], tolerance).max_abs)
+    told = TensorParity("", expected, "", None, None, None, within=True)
     if not names:
-        return TensorParity("", expected, "", None, None, None, within=True), pair.expected, None
+        return told, pair.expected, None
     value = values[names[0]]
     if value.shape != pair.expected.shape or kind(value) != kind(pair.expected):
-        return TensorParity(names[0], expected, _told(value), None, None, None, within=False), pair.expected, names[0]
-    found: Difference = difference(pair.expected, value, tolerance)
-    told = TensorParity(names[0], expected, _told(value), found.max_abs, found.max_rel, found.cosine, found.within)
-    return told, pair.expected, names[0]
+        found = TensorParity(names[0], expected, _told(value), None, None, None, within=False)
+    else:
+        by: Difference = difference(pair.expected, value, tolerance)
+        found = TensorParity(names[0], expected, _told(value), by.max_abs, by.max_rel, by.cosine, by.within)
+    if pair.guessed and not found.within:
+        return told, pair.expected, None
+    return found, pair.expected, names[0]
 
 
 def _told(value: Array) -> str:
