@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from pathlib import Path
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 
 import modelexport
 from architectures import ARCHITECTURES
-from modelexport.baseline.calling import OutputShape, preserved, read_inputs
-from modelexport.errors import ArgumentTypeError, ExportError
+from modelexport.baseline.calling import ModelInputs, OutputShape, as_called, preserved, read_inputs
+from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError
 from proof import hooks_of
 from zoo import ZOO
 
@@ -103,17 +104,77 @@ def test_inputs_that_are_refused(inputs: object) -> None:
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(("strategy", "order"), [("fx", ["second", "first"]), ("htp", ["first", "second"])])
+def test_keyword_inputs_in_any_order(strategy: str, order: list[str], tmp_path: Path) -> None:
+    """The graph has them as torch takes them: dynamo as they are given, torch.jit as forward has them."""
+    model, inputs = ZOO["keywords_out_of_order"]()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    assert [value.name for value in report.hierarchy.export.inputs] == order
+    assert modelexport.verify(model, inputs, report.onnx_path).agrees
+    named = modelexport.export_model(model, inputs, tmp_path / "n.onnx", strategy=strategy, input_names=["one", "two"])
+    assert modelexport.verify(model, inputs, named.onnx_path).agrees
+
+
+def test_a_dict_at_the_end_holds_keywords_if_it_can() -> None:
+    model, (scale, fields) = ZOO["dict_at_the_end"]()
+    assert as_called(model, ModelInputs((scale, fields), {})).args == (scale, fields)
+    assert as_called(model, ModelInputs((scale, fields, {}), {})).args == (scale, fields)
+    keywords = as_called(model, ModelInputs(({"scale": scale, "fields": fields},), {}))
+    assert keywords == ModelInputs((), {"scale": scale, "fields": fields}, named=False)
+    assert keywords.names is None
+    assert ModelInputs((scale, fields), {}).for_torch == (scale, fields, {})
+
+
+@pytest.mark.parametrize("name", ["mean", "x", "fc.weight"])
+def test_a_chosen_output_name_that_the_graph_has_is_refused(name: str, tmp_path: Path) -> None:
+    model, inputs = ZOO["keys_like_inner_names"]()
+    names = ["a", name, *"bcde"]
+    with pytest.raises(ArgumentError, match=f"'{name}' is the name of another value"):
+        modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="fx", output_names=names)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Averages(nn.Module):
+    """Writes a result of its parameters to its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        self.mean.mul_(0.9).add_(y.mean(0))
+        return y - self.mean
+
+
+@pytest.mark.must
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
-def test_keyword_inputs_in_any_order(strategy: str, tmp_path: Path) -> None:
-    model, inputs = ZOO["keyword_only_forward"]()
-    reports = [
-        modelexport.export_model(model, given, tmp_path / f"{number}.onnx", strategy=strategy, external_data=False)
-        for number, given in enumerate([inputs, dict(reversed(inputs.items()))])
-    ]
-    files = [modelexport.strip(report.onnx_path, tmp_path / "s.onnx").read_bytes() for report in reports]
-    assert files[0] == files[1]
-    assert [value.name for value in reports[1].hierarchy.export.inputs] == ["value", "gate"]
-    assert [value.name for value in reports[1].hierarchy.export.outputs] == ["zeta", "alpha"]
+def test_a_buffer_is_a_leaf_again(strategy: str, tmp_path: Path) -> None:
+    model = Averages()
+    modelexport.export_model(model, torch.randn(2, 4), tmp_path / "m.onnx", strategy=strategy)
+    assert model.mean.is_leaf
+    assert not model.mean.requires_grad
+    assert torch.equal(model.mean, torch.ones(4))
+    copy.deepcopy(model)
+
+
+class Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(self.fc)(x)
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_a_module_under_vmap(strategy: str, tmp_path: Path) -> None:
+    model, inputs = Mapped(), torch.randn(3, 2, 4)
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    assert report.coverage == 1
+    assert report.hierarchy.modules["fc"].nodes == report.nodes
+    assert modelexport.verify(model, inputs, report.onnx_path).agrees
 
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])

@@ -31,6 +31,8 @@ class ModelInputs:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    named: bool = True
+    """Whether keyword inputs are to be called by their keys."""
 
     @property
     def for_torch(self) -> tuple[Any, ...]:
@@ -40,7 +42,7 @@ class ModelInputs:
     @property
     def names(self) -> list[str] | None:
         """The names of keyword inputs; None where torch is to choose its own."""
-        if not self.kwargs or self.args:
+        if not self.named or not self.kwargs or self.args:
             return None
         if any(not isinstance(value, torch.Tensor) and _holds_tensor(value) for value in self.kwargs.values()):
             return None
@@ -82,7 +84,7 @@ def as_called(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
         inspect.signature(model.forward).bind(*inputs.args[:-1], **last)
     except (TypeError, ValueError):
         return inputs
-    return ModelInputs(inputs.args[:-1], last)
+    return ModelInputs(inputs.args[:-1], last, named=False)
 
 
 _INLINE_LIMIT = 2**31 - 2**24
@@ -97,7 +99,7 @@ def in_signature_order(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
     """Keyword inputs in the order of forward's arguments, in which torch.jit traces them."""
     rank = {name: place for place, name in enumerate(forward_args(model))}
     ordered = sorted(inputs.kwargs.items(), key=lambda item: rank.get(item[0], len(rank)))
-    return ModelInputs(inputs.args, dict(ordered))
+    return dataclasses.replace(inputs, kwargs=dict(ordered))
 
 
 def _is_input(value: object) -> bool:
