@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -108,9 +109,9 @@ def test_a_batch_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     assert sorted(result["status"] for result in found.values()) == ["done", "skipped"]
 
 
-def _started(path: Path, folder: Path) -> subprocess.Popen[str]:
+def _started(path: Path, folder: Path, *options: object) -> subprocess.Popen[str]:
     """A batch whose good job is done and whose other job hangs."""
-    process = subprocess.Popen(command(path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 120
     lines = folder / "out" / "jobs_results.jsonl"
     while not (lines.exists() and b"quick" in lines.read_bytes()):
@@ -152,6 +153,51 @@ def test_jobs_end_with_a_batch_that_is_killed(bad: str, tmp_path: Path) -> None:
     while [entry for entry in (tmp_path / "out").iterdir() if entry.name.startswith(".")]:
         assert time.monotonic() < end, "what the job left is not cleared"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_what_jobs_on_ray_have_started_ends_with_them(end: signal.Signals, tmp_path: Path) -> None:
+    jobs = [good_job("quick"), {"name": "parent", "model": "bad.py:parent", "timeout": 600}]
+    process = _started(write_jobs(tmp_path, jobs), tmp_path, "--executor", "ray", "--workers", 1)
+    while len(processes_in(tmp_path)) < 2:
+        time.sleep(0.1)
+    process.send_signal(end)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if end == signal.SIGINT else -end)
+    assert gone(tmp_path)
+
+
+def test_a_batch_that_cannot_start_keeps_the_results(tmp_path: Path) -> None:
+    path = write_jobs(tmp_path, [good_job("a")])
+    lines = tmp_path / "out" / "jobs_results.jsonl"
+    lines.parent.mkdir()
+    lines.write_text('{"name": "a"}\n')
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    assert run(path, "--ray-address", nobody).returncode == 2
+    start = time.monotonic()
+    shown = run(path, "--executor", "ray", "--ray-address", nobody)
+    assert time.monotonic() - start < 30
+    assert shown.returncode == 2
+    assert shown.stderr.startswith(f"Error: cannot reach the Ray cluster at {nobody}: ")
+    assert len(shown.stderr.splitlines()) == 1
+    assert lines.read_text() == '{"name": "a"}\n'
+
+
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_waiting_for_a_cluster_that_does_not_answer_can_be_stopped(
+    end: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    path = write_jobs(tmp_path, [good_job("a")])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(command(path, "--executor", "ray", "--ray-address", address))
+        silent.settimeout(120)
+        silent.accept()[0].close()
+        time.sleep(2)  # the connection only said that somebody is there; Ray is at it now
+        assert process.poll() is None
+        process.send_signal(end)
+        assert process.wait(timeout=20) == code
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

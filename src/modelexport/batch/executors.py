@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,8 @@ from modelexport.errors import ArgumentError, SourceError, first_line
 
 EXECUTORS = ("process", "ray")
 _TICK = 0.25
+_PROBE, _CONNECT = 5, 60
+_HINT = "check --ray-address, or leave it out"
 
 
 class Executor(Protocol):
@@ -78,14 +81,36 @@ class RayExecutor:
         self._folder = folder
         self._workers = workers
         self._tasks: dict[Any, BatchJob] = {}
-        local = {"num_cpus": workers, "include_dashboard": False} if address is None else {}
         try:
-            self._ray.init(address=address or "local", logging_level="ERROR", log_to_driver=False, **local)
+            if address is None or address == "local":
+                self._init("local", num_cpus=workers, include_dashboard=False)
+            else:
+                self._connect(address)
         except Exception as error:  # Ray raises many unrelated kinds
-            where = "start a local Ray" if address is None else f"reach the Ray cluster at {address}"
-            raise ArgumentError(
-                f"cannot {where}: {first_line(error)}", hint="check --ray-address, or leave it out"
-            ) from error
+            where = "start a local Ray" if address in (None, "local") else f"reach the Ray cluster at {address}"
+            raise ArgumentError(f"cannot {where}: {first_line(error)}", hint=_HINT) from error
+
+    def _init(self, address: str, **options: Any) -> None:
+        self._ray.init(address=address, logging_level="ERROR", log_to_driver=False, **options)
+
+    def _connect(self, address: str) -> None:
+        """Join a cluster. Ray waits for one that does not answer, deaf to Ctrl-C; so it does that in a thread."""
+        _probe(address)
+        failed: list[Exception] = []
+
+        def join() -> None:
+            try:
+                self._init(address)
+            except Exception as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=join, daemon=True)
+        thread.start()
+        thread.join(_CONNECT)
+        if thread.is_alive():
+            raise TimeoutError(f"no answer within {_CONNECT} s")
+        if failed:
+            raise failed[0]
 
     def results(self, jobs: Iterable[BatchJob]) -> Iterator[list[JobResult]]:
         task = self._ray.remote(num_cpus=1, max_retries=0)(supervise)
@@ -113,6 +138,13 @@ class RayExecutor:
         for reference in self._tasks:
             self._ray.cancel(reference, force=True)
         self._ray.shutdown()
+
+
+def _probe(address: str) -> None:
+    """Raise if nothing listens at an address; one without a port is Ray's to find."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE).close()
 
 
 def make_executor(name: str, folder: Path, workers: int, ray_address: str | None) -> Executor:
