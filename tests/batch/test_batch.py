@@ -180,6 +180,7 @@ def test_a_batch_that_cannot_start_keeps_the_results(tmp_path: Path) -> None:
     assert time.monotonic() - start < 30
     assert shown.returncode == 2
     assert shown.stderr.startswith(f"Error: cannot reach the Ray cluster at {nobody}: ")
+    assert "RAY_AUTH_MODE=token" in shown.stderr
     assert len(shown.stderr.splitlines()) == 1
     assert lines.read_text() == '{"name": "a"}\n'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from modelexport.batch.executors import make_executor
 from modelexport.batch.jobs import as_bytes, given_jobs, read_jobs
 from modelexport.batch.results import JobResult, ResultsFile, job_digest
 from modelexport.batch.run import checked_workers
 from modelexport.cli.main import main
-from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError
+from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError, SourceError
 
 pytestmark = pytest.mark.sanity
 
@@ -140,6 +142,12 @@ def test_bad_command_lines(arguments: list[str], tmp_path: Path, monkeypatch: py
 )
 def test_sizes(told: int | str, size: int) -> None:
     assert as_bytes(told) == size
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SourceError, match=r"pip install 'modelexport\[ray\]'"):
+        make_executor("ray", tmp_path, 1, None)
 
 
 def test_jobs_given_as_what_they_are_not() -> None:

@@ -21,7 +21,6 @@ from modelexport.errors import ArgumentError, SourceError, first_line
 EXECUTORS = ("process", "ray")
 _TICK = 0.25
 _PROBE, _CONNECT = 5, 60
-_HINT = "check --ray-address, or leave it out"
 
 
 class Executor(Protocol):
@@ -75,7 +74,7 @@ class RayExecutor:
 
     def __init__(self, folder: Path, workers: int, address: str | None) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise SourceError("the package ray is not installed", hint="pip install ray")
+            raise SourceError("the package ray is not installed", hint="pip install 'modelexport[ray]'")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray: Any = importlib.import_module("ray")
         self._folder = folder
@@ -87,8 +86,11 @@ class RayExecutor:
             else:
                 self._connect(address)
         except Exception as error:  # Ray raises many unrelated kinds
-            where = "start a local Ray" if address in (None, "local") else f"reach the Ray cluster at {address}"
-            raise ArgumentError(f"cannot {where}: {first_line(error)}", hint=_HINT) from error
+            where, hint = "start a local Ray", "leave --executor ray out"
+            if address not in (None, "local"):
+                where = f"reach the Ray cluster at {address}"
+                hint = "check --ray-address; for a cluster with token authentication, set RAY_AUTH_MODE=token"
+            raise ArgumentError(f"cannot {where}: {first_line(error)}", hint=hint) from error
 
     def _init(self, address: str, **options: Any) -> None:
         self._ray.init(address=address, logging_level="ERROR", log_to_driver=False, **options)
