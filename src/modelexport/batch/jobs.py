@@ -37,7 +37,9 @@ class BatchJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         return None if self.memory is None else as_bytes(self.memory)
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class JobsFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The list: its jobs, what they share, and the folder that relative outputs go to."""
+
     jobs: list[dict[str, Any]]
     defaults: dict[str, Any] = {}
     output_dir: str = "."
@@ -63,7 +65,7 @@ def read_jobs(path: StrPath, output_dir: StrPath | None = None, defaults: Mappin
     content = _content(path)
     try:
         told = tomllib.loads(content.decode()) if path.suffix == ".toml" else msgspec.json.decode(content)
-        file = msgspec.convert(told, _File)
+        file = msgspec.convert(told, JobsFile)
     except msgspec.ValidationError as error:
         raise FormatError(f"{path} is no list of jobs: {error}", hint=_WRITE) from error
     except (ValueError, msgspec.DecodeError, RecursionError) as error:  # tomllib raises several kinds of the first
