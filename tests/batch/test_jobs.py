@@ -91,6 +91,13 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
         ),
         ('{"jobs": [{"model": "a", "output": "a.onnx"}], "defaults": {"output": "b.onnx"}}', "output is for one job"),
         ('{"jobs": [{"model": "a", "output": "a.onnx"}], "default": {}}', "`default`"),
+        (
+            '{"jobs": [{"model": "a", "name": "b"}], "defaults": {"memroy": 1}}',
+            "defaults: there is no .*'memroy'",
+        ),
+        ('{"jobs": [{"model": "a", "name": "b"}], "defaults": {"dynamic": 3}}', "json, defaults: .*dynamic"),
+        ('{"jobs": [{"model": "a", "name": "b"}], "defaults": {"timeout": 0}}', "json, defaults: the timeout 0"),
+        ('{"jobs": [{"model": "a", "name": "../../b"}]}', "no file can have the name .*an output of its own"),
         ('{"jobs": 3}', "no list of jobs"),
         ("[" * 100_000, "is not JSON"),
         ('{"jobs": [{"model": "\xff"}]}', "is not JSON"),
@@ -123,6 +130,8 @@ def test_bad_toml(content: str, tmp_path: Path) -> None:
         ["jobs.yaml"],
         ["jobs.toml", "--workers", "0"],
         ["jobs.toml", "--memory", "lots"],
+        ["jobs.toml", "--memory", "0"],
+        ["jobs.toml", "--timeout", "0"],
         ["jobs.toml", "--ray-address", "auto"],
         ["jobs.toml", "--executor", "slurm"],
     ],
@@ -134,6 +143,7 @@ def test_bad_command_lines(arguments: list[str], tmp_path: Path, monkeypatch: py
     shown = CliRunner().invoke(main, ["batch", *arguments])
     assert shown.exit_code == 2, shown.output
     assert "Traceback" not in shown.stderr
+    assert "job 1" not in shown.stderr
 
 
 @pytest.mark.parametrize(
