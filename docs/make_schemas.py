@@ -15,7 +15,7 @@ from generated import DOCS, attribute_docs, between_marks, table_row, write
 from modelexport.analysis.analyze import ANALYSIS_FORMAT, Analysis
 from modelexport.analysis.compare import Comparison
 from modelexport.analysis.validate import Validation
-from modelexport.batch.jobs import BatchJob
+from modelexport.batch.jobs import BatchJob, JobsFile
 from modelexport.batch.results import JobResult
 from modelexport.parity.records import Verification
 from modelexport.source.specs import InputSpec
@@ -43,7 +43,7 @@ SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "validation": (Validation, "modelexport validate --output-format json", {"valid": {"type": "boolean"}}),
     "comparison": (Comparison, "modelexport compare --output-format json", {"verdict": {"type": "string"}}),
     "verification": (Verification, "modelexport verify --output-format json", {}),
-    "batch-job": (BatchJob, "A job in the list that modelexport batch reads", {}),
+    "batch-list": (JobsFile, "The list that modelexport batch reads, as TOML or JSON", {}),
     "job-result": (JobResult, "A line that modelexport batch writes for each job", {}),
     "input-specs": (dict[str, InputSpec], "The file of --input-specs", {}),
 }
@@ -90,6 +90,8 @@ def _type(schema: dict[str, Any]) -> str:
 
 def _schema(record: Any, title: str, properties: dict[str, Any]) -> str:
     schema = msgspec.json.schema(record)
+    if record is JobsFile:
+        schema["$defs"] |= _jobs(schema["$defs"]["JobsFile"]["properties"])
     if properties:
         described = schema["$defs"][record.__name__]
         for name, told in properties.items():
@@ -97,6 +99,17 @@ def _schema(record: Any, title: str, properties: dict[str, Any]) -> str:
         described["required"] = list(dict.fromkeys([*properties, *described["required"]]))
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+
+def _jobs(properties: dict[str, Any]) -> dict[str, Any]:
+    """Says what the jobs of a list are, and its defaults. A job needs no model, for the defaults may have it."""
+    job = msgspec.json.schema(BatchJob)["$defs"]["BatchJob"]
+    del job["required"]
+    shared = {name: told for name, told in job["properties"].items() if name not in ("name", "output")}
+    properties["jobs"] |= {"items": {"$ref": "#/$defs/BatchJob"}, "minItems": 1}
+    properties["defaults"] = {"$ref": "#/$defs/Defaults"}
+    described = "What the jobs share; a job's own word goes before it."
+    return {"BatchJob": job, "Defaults": {**job, "title": "Defaults", "description": described, "properties": shared}}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import importlib
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import modelexport
+from modelexport.cli import demo
 from modelexport.cli.main import main
 from modelexport.tagged.sidecar import METADATA_KEY
 from pages import blocks, prose
@@ -159,7 +161,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             _run("verify", folder / "makes.py:model", folder / "a.onnx", *outputs, *specs),
             _run("verify", folder / "makes.py:model", folder / "a.onnx", *outputs, *specs, "--atol", 0, "--rtol", 0),
         ],
-        "batch-job": jobs,
+        "batch-list": [{"jobs": jobs, "defaults": {"timeout": 60}}, tomllib.loads(demo.JOBS)],
         "job-result": [json.loads(line) for line in (folder / "jobs_results.jsonl").read_text().splitlines()],
         "input-specs": [json.loads((folder / "specs.json").read_text())],
     }
@@ -217,7 +219,14 @@ WRONG: dict[str, list[Change]] = {
     "validation": [lambda d: d.pop("valid"), lambda d: d.update(findings=[{"code": "doc-missing"}])],
     "comparison": [lambda d: d.update(verdict=None), lambda d: d["tags"].update(distribution={"/Model": [1]})],
     "verification": [lambda d: d["modules"][0].update(outcome="perhaps"), lambda d: d.update(agrees="yes")],
-    "batch-job": [lambda d: d.update(strategies="fx"), lambda d: d.update(timeout="long"), lambda d: d.pop("model")],
+    "batch-list": [
+        lambda d: d.pop("jobs"),
+        lambda d: d.update(output="out"),
+        lambda d: d["jobs"][0].update(strategies="fx"),
+        lambda d: d["jobs"][0].update(timeout="long"),
+        lambda d: d["defaults"].update(strategies="fx"),
+        lambda d: d["defaults"].update(output="m.onnx"),
+    ],
     "job-result": [lambda d: d.pop("status"), lambda d: d.update(files=["m.onnx"])],
     "input-specs": [lambda d: d["x"].pop("shape"), lambda d: d["x"].update(colour="red"), lambda d: d.update(x=[2, 4])],
 }

@@ -30,6 +30,7 @@ def chatty():
 """
 BAD = """
 import os
+import subprocess
 import time
 
 import torch
@@ -81,6 +82,11 @@ def busy():
 
 def hang():
     return Bad(sleep), (torch.ones(2, 4),)
+
+
+def parent():
+    subprocess.Popen(["sleep", "600"])
+    return hang()
 
 
 def crash():

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -108,9 +109,9 @@ def test_a_batch_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     assert sorted(result["status"] for result in found.values()) == ["done", "skipped"]
 
 
-def _started(path: Path, folder: Path) -> subprocess.Popen[str]:
+def _started(path: Path, folder: Path, *options: object) -> subprocess.Popen[str]:
     """A batch whose good job is done and whose other job hangs."""
-    process = subprocess.Popen(command(path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 120
     lines = folder / "out" / "jobs_results.jsonl"
     while not (lines.exists() and b"quick" in lines.read_bytes()):
@@ -152,6 +153,52 @@ def test_jobs_end_with_a_batch_that_is_killed(bad: str, tmp_path: Path) -> None:
     while [entry for entry in (tmp_path / "out").iterdir() if entry.name.startswith(".")]:
         assert time.monotonic() < end, "what the job left is not cleared"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_what_jobs_on_ray_have_started_ends_with_them(end: signal.Signals, tmp_path: Path) -> None:
+    jobs = [good_job("quick"), {"name": "parent", "model": "bad.py:parent", "timeout": 600}]
+    process = _started(write_jobs(tmp_path, jobs), tmp_path, "--executor", "ray", "--workers", 1)
+    while len(processes_in(tmp_path)) < 2:
+        time.sleep(0.1)
+    process.send_signal(end)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if end == signal.SIGINT else -end)
+    assert gone(tmp_path)
+
+
+def test_a_batch_that_cannot_start_keeps_the_results(tmp_path: Path) -> None:
+    path = write_jobs(tmp_path, [good_job("a")])
+    lines = tmp_path / "out" / "jobs_results.jsonl"
+    lines.parent.mkdir()
+    lines.write_text('{"name": "a"}\n')
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    assert run(path, "--ray-address", nobody).returncode == 2
+    start = time.monotonic()
+    shown = run(path, "--executor", "ray", "--ray-address", nobody)
+    assert time.monotonic() - start < 30
+    assert shown.returncode == 2
+    assert shown.stderr.startswith(f"Error: cannot reach the Ray cluster at {nobody}: ")
+    assert "RAY_AUTH_MODE=token" in shown.stderr
+    assert len(shown.stderr.splitlines()) == 1
+    assert lines.read_text() == '{"name": "a"}\n'
+
+
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_waiting_for_a_cluster_that_does_not_answer_can_be_stopped(
+    end: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    path = write_jobs(tmp_path, [good_job("a")])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(command(path, "--executor", "ray", "--ray-address", address))
+        silent.settimeout(120)
+        silent.accept()[0].close()
+        time.sleep(2)  # the connection only said that somebody is there; Ray is at it now
+        assert process.poll() is None
+        process.send_signal(end)
+        assert process.wait(timeout=20) == code
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +251,7 @@ def test_what_a_job_prints_and_leaves_running(tmp_path: Path) -> None:
     [
         ("for fd in range(3, 64):\n        try: os.write(fd, b'garbage\\n')\n        except OSError: pass", "done", ""),
         ("sys.exit(5)", "failed", "SystemExit"),
-        ("raise KeyboardInterrupt", "failed", "KeyboardInterrupt"),
+        ("raise KeyboardInterrupt", "failed", "odd.py:make raised KeyboardInterrupt"),
         ("raise ValueError('bad \\ud800' + 'x' * 10**6)", "failed", "ValueError"),
         ("class Mute(Exception):\n        def __str__(self): raise TypeError\n    raise Mute", "failed", "TypeError"),
         ("import shutil; shutil.rmtree(os.getcwd())", "done", ""),
@@ -223,6 +270,7 @@ def test_a_job_that_misbehaves_has_a_result(code: str, status: str, says: str, t
     assert result.status == status
     assert says in result.message
     assert len(result.message) < 5000
+    assert "KeyboardInterrupt" not in "".join(result.details)
 
 
 def test_files_beside_the_list_are_not_taken_for_modules(tmp_path: Path) -> None:
@@ -241,7 +289,7 @@ def test_a_batch_goes_on_when_nobody_reads_its_lines(tmp_path: Path) -> None:
 
 
 def test_a_name_with_markup_on_a_terminal(tmp_path: Path) -> None:
-    path = write_jobs(tmp_path, [good_job("v[/2]"), good_job("[bold]x")])
+    path = write_jobs(tmp_path, [{**good_job("v[/2]"), "output": "v.onnx"}, good_job("[bold]x")])
     shown = subprocess.run(
         ["script", "-qec", shlex.join(command(path)), "/dev/null"],
         capture_output=True,

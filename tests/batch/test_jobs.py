@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from modelexport.batch.executors import make_executor
 from modelexport.batch.jobs import as_bytes, given_jobs, read_jobs
 from modelexport.batch.results import JobResult, ResultsFile, job_digest
 from modelexport.batch.run import checked_workers
 from modelexport.cli.main import main
-from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError
+from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError, SourceError
 
 pytestmark = pytest.mark.sanity
 
@@ -89,6 +91,13 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
         ),
         ('{"jobs": [{"model": "a", "output": "a.onnx"}], "defaults": {"output": "b.onnx"}}', "output is for one job"),
         ('{"jobs": [{"model": "a", "output": "a.onnx"}], "default": {}}', "`default`"),
+        (
+            '{"jobs": [{"model": "a", "name": "b"}], "defaults": {"memroy": 1}}',
+            "defaults: there is no .*'memroy'",
+        ),
+        ('{"jobs": [{"model": "a", "name": "b"}], "defaults": {"dynamic": 3}}', "json, defaults: .*dynamic"),
+        ('{"jobs": [{"model": "a", "name": "b"}], "defaults": {"timeout": 0}}', "json, defaults: the timeout 0"),
+        ('{"jobs": [{"model": "a", "name": "../../b"}]}', "no file can have the name .*an output of its own"),
         ('{"jobs": 3}', "no list of jobs"),
         ("[" * 100_000, "is not JSON"),
         ('{"jobs": [{"model": "\xff"}]}', "is not JSON"),
@@ -121,6 +130,8 @@ def test_bad_toml(content: str, tmp_path: Path) -> None:
         ["jobs.yaml"],
         ["jobs.toml", "--workers", "0"],
         ["jobs.toml", "--memory", "lots"],
+        ["jobs.toml", "--memory", "0"],
+        ["jobs.toml", "--timeout", "0"],
         ["jobs.toml", "--ray-address", "auto"],
         ["jobs.toml", "--executor", "slurm"],
     ],
@@ -132,6 +143,7 @@ def test_bad_command_lines(arguments: list[str], tmp_path: Path, monkeypatch: py
     shown = CliRunner().invoke(main, ["batch", *arguments])
     assert shown.exit_code == 2, shown.output
     assert "Traceback" not in shown.stderr
+    assert "job 1" not in shown.stderr
 
 
 @pytest.mark.parametrize(
@@ -140,6 +152,12 @@ def test_bad_command_lines(arguments: list[str], tmp_path: Path, monkeypatch: py
 )
 def test_sizes(told: int | str, size: int) -> None:
     assert as_bytes(told) == size
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SourceError, match=r"pip install 'modelexport\[ray\]'"):
+        make_executor("ray", tmp_path, 1, None)
 
 
 def test_jobs_given_as_what_they_are_not() -> None:

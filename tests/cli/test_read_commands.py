@@ -247,3 +247,8 @@ def test_nowhere_to_write_is_one_line(arguments: list[str], original: Path) -> N
     closed = subprocess.run(["sh", "-c", 'exec "$0" "$@" >&-', *whole], stderr=subprocess.PIPE, text=True)
     assert closed.returncode == 0
     assert closed.stderr == ""
+
+
+def test_the_package_runs_as_a_module() -> None:
+    shown = subprocess.run([sys.executable, "-m", "modelexport", "--version"], capture_output=True, text=True)
+    assert shown.stdout.startswith("modelexport, version "), shown.stderr

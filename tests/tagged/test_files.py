@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -121,6 +122,32 @@ def test_strip_refuses_data_outside_the_folder(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(FormatError, match="outside"):
         modelexport.strip(tmp_path / "evil.onnx", tmp_path / "other" / "x.onnx")
+
+
+READERS: dict[str, Callable[[Path, Path], object]] = {
+    "analyze": lambda model, folder: modelexport.analyze(model),
+    "compare": lambda model, folder: modelexport.compare(model, model),
+    "extract": lambda model, folder: modelexport.extract(model, "0", folder / "piece.onnx"),
+    "export_graphml": lambda model, folder: modelexport.export_graphml(model, folder / "m.graphml"),
+    "strip": lambda model, folder: modelexport.strip(model, folder / "base.onnx"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_data_file_that_is_a_link(reader: str, tmp_path: Path) -> None:
+    """It may lead elsewhere only with the model, as in the Hugging Face cache, where both are links to one folder."""
+    blobs, models, outputs = (tmp_path / name for name in ("blobs", "models", "outputs"))
+    for folder in (blobs, models, outputs):
+        folder.mkdir()
+    report = with_weights_outside(models / "m.onnx")
+    report.data_paths[0].rename(blobs / "d")
+    report.data_paths[0].symlink_to(blobs / "d")
+    with pytest.raises(FormatError, match=r"'m\.onnx\.data' lies outside"):
+        READERS[reader](models / "m.onnx", outputs)
+    assert list(outputs.iterdir()) == []
+    report.onnx_path.rename(blobs / "m")
+    report.onnx_path.symlink_to(blobs / "m")
+    READERS[reader](models / "m.onnx", outputs)
 
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])

@@ -15,7 +15,7 @@ from modelexport.attribution.status import Status
 from modelexport.collector import collector_paused
 from modelexport.tagged.build import tensor_infos
 from modelexport.tagged.codec import NodeTag
-from modelexport.tagged.files import StrPath, external_files, is_file, opsets
+from modelexport.tagged.files import StrPath, data_file, external_files, is_file, opsets
 from modelexport.tagged.model import TaggedModel, load, recorded_tags
 from modelexport.tagged.sidecar import TensorInfo
 from modelexport.tagged.weights import Weight, declared_weights
@@ -213,7 +213,9 @@ class _Analyzer:
             inputs=tensor_infos(proto.graph.input),
             outputs=tensor_infos(proto.graph.output),
             dropped_outputs=() if source is None else source.export.dropped_outputs,
-            data_files=tuple(DataFile(name, is_file(self.model.path.parent / name)) for name in external_files(proto)),
+            data_files=tuple(
+                DataFile(name, is_file(data_file(self.model.path, name))) for name in external_files(proto)
+            ),
         )
 
     def own_weights(self) -> list[Weight]:

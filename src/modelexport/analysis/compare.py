@@ -106,7 +106,7 @@ class _File:
     def __init__(self, path: Path) -> None:
         with mapped(path) as data:
             proto = parse(data, path)
-            self.weights = content_digests(data, proto, path.parent)
+            self.weights = content_digests(data, proto, path)
         self.model = TaggedModel(path, proto)
         self.places = {name: place for place, name in enumerate(self.model.graph.inputs)}
 

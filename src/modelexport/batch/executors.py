@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from modelexport.errors import ArgumentError, SourceError, first_line
 
 EXECUTORS = ("process", "ray")
 _TICK = 0.25
+_PROBE, _CONNECT = 5, 60
 
 
 class Executor(Protocol):
@@ -72,20 +74,45 @@ class RayExecutor:
 
     def __init__(self, folder: Path, workers: int, address: str | None) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise SourceError("the package ray is not installed", hint="pip install ray")
+            raise SourceError("the package ray is not installed", hint="pip install 'modelexport[ray]'")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray: Any = importlib.import_module("ray")
         self._folder = folder
         self._workers = workers
         self._tasks: dict[Any, BatchJob] = {}
-        local = {"num_cpus": workers, "include_dashboard": False} if address is None else {}
         try:
-            self._ray.init(address=address or "local", logging_level="ERROR", log_to_driver=False, **local)
+            if address is None or address == "local":
+                self._init("local", num_cpus=workers, include_dashboard=False)
+            else:
+                self._connect(address)
         except Exception as error:  # Ray raises many unrelated kinds
-            where = "start a local Ray" if address is None else f"reach the Ray cluster at {address}"
-            raise ArgumentError(
-                f"cannot {where}: {first_line(error)}", hint="check --ray-address, or leave it out"
-            ) from error
+            where, hint = "start a local Ray", "leave --executor ray out"
+            if address not in (None, "local"):
+                where = f"reach the Ray cluster at {address}"
+                hint = "check --ray-address; for a cluster with token authentication, set RAY_AUTH_MODE=token"
+            raise ArgumentError(f"cannot {where}: {first_line(error)}", hint=hint) from error
+
+    def _init(self, address: str, **options: Any) -> None:
+        self._ray.init(address=address, logging_level="ERROR", log_to_driver=False, **options)
+
+    def _connect(self, address: str) -> None:
+        """Join a cluster. Ray waits for one that does not answer, deaf to Ctrl-C; so it does that in a thread."""
+        _probe(address)
+        failed: list[Exception] = []
+
+        def join() -> None:
+            try:
+                self._init(address)
+            except Exception as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=join, daemon=True)
+        thread.start()
+        thread.join(_CONNECT)
+        if thread.is_alive():
+            raise TimeoutError(f"no answer within {_CONNECT} s")
+        if failed:
+            raise failed[0]
 
     def results(self, jobs: Iterable[BatchJob]) -> Iterator[list[JobResult]]:
         task = self._ray.remote(num_cpus=1, max_retries=0)(supervise)
@@ -113,6 +140,13 @@ class RayExecutor:
         for reference in self._tasks:
             self._ray.cancel(reference, force=True)
         self._ray.shutdown()
+
+
+def _probe(address: str) -> None:
+    """Raise if nothing listens at an address; one without a port is Ray's to find."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE).close()
 
 
 def make_executor(name: str, folder: Path, workers: int, ray_address: str | None) -> Executor:

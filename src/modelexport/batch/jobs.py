@@ -37,7 +37,9 @@ class BatchJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
         return None if self.memory is None else as_bytes(self.memory)
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class JobsFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The list: its jobs, what they share, and the folder that relative outputs go to."""
+
     jobs: list[dict[str, Any]]
     defaults: dict[str, Any] = {}
     output_dir: str = "."
@@ -63,12 +65,14 @@ def read_jobs(path: StrPath, output_dir: StrPath | None = None, defaults: Mappin
     content = _content(path)
     try:
         told = tomllib.loads(content.decode()) if path.suffix == ".toml" else msgspec.json.decode(content)
-        file = msgspec.convert(told, _File)
+        file = msgspec.convert(told, JobsFile)
     except msgspec.ValidationError as error:
         raise FormatError(f"{path} is no list of jobs: {error}", hint=_WRITE) from error
     except (ValueError, msgspec.DecodeError, RecursionError) as error:  # tomllib raises several kinds of the first
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise FormatError(f"{path} is not {kind}: {error}", hint=_WRITE) from error
+    _check_defaults(f"{path}, defaults", file.defaults)
+    _check_defaults("the defaults", defaults or {})
     folder = path.parent.absolute()
     outputs = folder / file.output_dir if output_dir is None else Path(output_dir).absolute()
     jobs = _jobs(str(path), file.jobs, {**file.defaults, **(defaults or {})}, folder, outputs)
@@ -91,6 +95,7 @@ def given_jobs(
             )
         told.append(msgspec.to_builtins(job) if isinstance(job, Job) else dict(job))
     outputs = folder if output_dir is None else Path(output_dir).absolute()
+    _check_defaults("the defaults", defaults or {})
     return Batch(_jobs("the list of jobs", told, dict(defaults or {}), folder, outputs), "jobs", folder, outputs)
 
 
@@ -121,12 +126,7 @@ def _jobs(
     jobs = []
     for number, fields in enumerate(told):
         told_place = f"{place}, job {number + 1}"
-        fields = {**defaults, **fields}
-        _check_fields(told_place, fields)
-        try:
-            job = msgspec.convert(fields, BatchJob, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise FormatError(f"{told_place}: {error}", hint=_WRITE) from error
+        job = _converted(told_place, {**defaults, **fields})
         jobs.append(_placed(told_place, job, folder, output_dir))
     for kind, found in (("name", [job.name for job in jobs]), ("output", [job.output for job in jobs])):
         seen: set[str] = set()
@@ -135,6 +135,23 @@ def _jobs(
                 raise FormatError(f"{place}: two jobs have the {kind} {value}", hint=f"give each its own {kind}")
             seen.add(value)
     return tuple(jobs)
+
+
+def _check_defaults(place: str, defaults: Mapping[str, Any]) -> None:
+    """What is wrong with the defaults is in none of the jobs."""
+    job = _converted(place, {"model": "", **defaults})
+    try:
+        check_limits(job.timeout, job.memory)
+    except (ArgumentError, FormatError) as error:
+        raise FormatError(f"{place}: {error.message}", hint=error.hint) from error
+
+
+def _converted(place: str, fields: Mapping[str, Any]) -> BatchJob:
+    _check_fields(place, fields)
+    try:
+        return msgspec.convert(fields, BatchJob, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{place}: {error}", hint=_WRITE) from error
 
 
 def _check_fields(place: str, fields: Mapping[str, Any]) -> None:
@@ -151,12 +168,11 @@ def _placed(place: str, job: BatchJob, folder: Path, output_dir: Path) -> BatchJ
     output = job.output or (f"{job.name}.onnx" if job.name else "")
     if not output:
         raise FormatError(f"{place} has neither a name nor an output", hint=_WRITE)
-    if not 0 < job.timeout < _LONGEST:
-        raise FormatError(f"{place}: the timeout {job.timeout:g} is no time", hint="it is in seconds")
+    if not job.output and Path(job.name).name != job.name:
+        raise FormatError(f"{place}: no file can have the name {job.name!r}", hint="give the job an output of its own")
     try:
+        check_limits(job.timeout, job.memory)
         check_options(job)
-        if job.memory is not None and not 0 < as_bytes(job.memory) < _MOST:
-            raise ArgumentError(f"no machine has the memory {job.memory}", hint='for example "4 GiB"')
         if not output.endswith(".onnx"):
             raise ArgumentError(f"the output {output!r} does not end in .onnx", hint="name it, for example, model.onnx")
         if (factory := job.model.rpartition(":")[0]).endswith(".py") and not is_file(folder / factory):
@@ -174,6 +190,14 @@ def _placed(place: str, job: BatchJob, folder: Path, output_dir: Path) -> BatchJ
         return msgspec.structs.replace(job, name=name, output=os.path.normpath(output_dir / output), **extras)
     except ValueError as error:
         raise FormatError(f"{place}: a name in it is no text, or none for a file", hint=_WRITE) from error
+
+
+def check_limits(timeout: float | None, memory: int | str | None) -> None:
+    """Raise for limits that no job can have."""
+    if timeout is not None and not 0 < timeout < _LONGEST:
+        raise ArgumentError(f"the timeout {timeout:g} is no time", hint="it is in seconds")
+    if memory is not None and not 0 < as_bytes(memory) < _MOST:
+        raise ArgumentError(f"no machine has the memory {memory}", hint='for example "4 GiB"')
 
 
 def as_bytes(memory: int | str) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from modelexport.batch.executors import EXECUTORS, Executor, make_executor
+from modelexport.batch.executors import EXECUTORS, make_executor
 from modelexport.batch.jobs import Batch, given_jobs, read_jobs
 from modelexport.batch.results import SKIPPED, JobResult, ResultsFile, is_unchanged
 from modelexport.errors import ArgumentError, FileError
@@ -81,24 +81,25 @@ def run_batch(
         for job in batch.jobs
         if job.name in earlier and is_unchanged(earlier[job.name], job, batch.folder)
     }
-    file.start(unchanged.values())
-    found: dict[str, JobResult] = {}
-    for name, result in unchanged.items():
-        found[name] = msgspec.structs.replace(result, status=SKIPPED)
-        listener.ended(found[name])
     left = [job for job in batch.jobs if job.name not in unchanged]
-    if left:
-        engine: Executor = make_executor(executor, batch.folder, at_once, ray_address)
-        try:
+    engine = make_executor(executor, batch.folder, at_once, ray_address) if left else None
+    found: dict[str, JobResult] = {}
+    try:
+        file.start(unchanged.values())
+        for name, result in unchanged.items():
+            found[name] = msgspec.structs.replace(result, status=SKIPPED)
+            listener.ended(found[name])
+        if engine is not None:
             for ended in engine.results(left):
                 for result in ended:
                     file.add(result)
                     found[result.name] = result
                     listener.ended(result)
                 listener.waiting(engine.running())
-        except BaseException:
+    except BaseException:
+        if engine is not None:
             engine.stop()
-            raise
+        raise
     return [found[job.name] for job in batch.jobs]
 
 

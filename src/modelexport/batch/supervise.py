@@ -61,14 +61,14 @@ def _run(job: BatchJob, folder: Path, order: Order, stopped: Callable[[], bool])
     holder = None
     try:
         holder = start_watcher(leash.__file__, str(process.pid))
+        holder.wait()
         reading.give(msgspec.json.encode(order))
         timed_out = reading.until_end(deadline, stopped)
     finally:
         _kill(process)
         reading.close()
         if holder is not None:
-            holder.kill()
-            holder.communicate()
+            holder.communicate(b"ended")
     result = reading.result
     if result is None or timed_out:
         result = _without_answer(job, reading, timed_out)

@@ -78,6 +78,8 @@ def _failed(job: BatchJob, error: BaseException) -> JobResult:
     status = OUT_OF_MEMORY if _is_for_memory(error) else FAILED
     if isinstance(error, ModelExportError):
         message, hint, details = error.message, error.hint, error.details
+    elif not isinstance(error, Exception):
+        message, hint, details = f"{job.model} raised {type(error).__name__}", "mend the model's code", ()
     else:
         message, hint = f"{type(error).__name__}: {_said(error)}", None
         details = tuple(traceback.format_exc(limit=-3).splitlines()) if status == FAILED else ()

@@ -15,7 +15,7 @@ from rich.status import Status
 from rich.text import Text
 
 from modelexport.batch.executors import EXECUTORS
-from modelexport.batch.jobs import as_bytes, read_jobs
+from modelexport.batch.jobs import check_limits, read_jobs
 from modelexport.batch.results import DONE, SKIPPED, JobResult
 from modelexport.batch.run import run_batch
 from modelexport.cli.render import (
@@ -86,8 +86,7 @@ def batch_command(
     that is no terminal. Exit code 0 if all jobs are done, 3 if one is not, 2 if the list is wrong, 130
     after Ctrl-C.
     """
-    if memory is not None:
-        as_bytes(memory)
+    check_limits(timeout, memory)
     limits = {name: value for name, value in (("timeout", timeout), ("memory", memory)) if value is not None}
     batch = read_jobs(file, output_dir, limits)
     as_json = output_format == "json" or (output_format is None and not sys.stdout.isatty())

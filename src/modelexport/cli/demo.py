@@ -19,7 +19,7 @@ from modelexport.pieces.extract import extract
 from modelexport.report import ExportReport
 
 _SEED = 0
-_JOBS = """\
+JOBS = """\
 output_dir = "batch"
 
 [defaults]
@@ -60,7 +60,7 @@ def demo_command(folder: Path, strategy: str) -> None:
         on_step("build the model")
         model_folder = folder / "bert-tiny"
         _save_model(model_folder)
-        (folder / "jobs.toml").write_text(_JOBS)
+        (folder / "jobs.toml").write_text(JOBS)
         source = load_source(str(model_folder))
         example = example_inputs(source, Wanted(), _SEED)
         report = export_model(

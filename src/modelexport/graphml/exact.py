@@ -148,7 +148,7 @@ class ExactForms:
         """The values that lie in a data file of the model, which must not be written over."""
         if external_location(tensor) is None:
             return {}
-        values = external_values(tensor, self._path.parent)
+        values = external_values(tensor, self._path)
         if values.path.resolve() in self._targets:
             raise ArgumentError(f"{values.path} holds weights of the model itself", hint="choose another output")
         return {EXTERNAL: values}

@@ -138,9 +138,9 @@ def split_in_file(data: wire.Buffer, field: wire.Field, path: Path) -> tuple[byt
     return b"".join(kept), values
 
 
-def external_values(tensor: TensorProto, folder: Path) -> Span:
+def external_values(tensor: TensorProto, model: Path) -> Span:
     """The values of a tensor that lie in a data file of the model."""
-    return Span(*external_place(tensor, folder))
+    return Span(*external_place(tensor, model))
 
 
 Piece = wire.Buffer | Span

@@ -152,7 +152,7 @@ def _read(path: Path, data: bytes | memoryview) -> TaggedFile:
     told: Embedded | Sidecar | None = records or sidecar
     modules = Modules({} if told is None else told.modules, (tag for level in main for tag in level.tags))
     source = Source(path.name, proto, main, Types(proto, main), told)
-    return TaggedFile(path, source, modules, Weights(data, fields, path.parent))
+    return TaggedFile(path, source, modules, Weights(data, fields, path))
 
 
 def _check_own(path: Path, proto: onnx.ModelProto, sidecar: Sidecar) -> None:

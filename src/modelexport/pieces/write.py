@@ -23,14 +23,14 @@ _PAGE, _LARGE, _STEP = 4096, 1 << 20, 64
 
 
 class Weights(NamedTuple):
-    """Where the weights of a source are: its file, the initializers in it, and the folder of its data files.
+    """Where the weights of a source are: its bytes, the initializers in it, and its path.
 
     `fields` is None for a small source, of which everything was read.
     """
 
     data: wire.Buffer
     fields: Sequence[wire.Field] | None
-    folder: Path
+    path: Path
 
     def inside(self, place: int | None, tensor: onnx.TensorProto) -> wire.Buffer:
         """A tensor as an initializer: as it stands in the main graph of the file, or its copy where that is whole."""
@@ -50,7 +50,7 @@ def write(piece: Piece, weights: Weights, target: Path) -> tuple[Path, ...]:
     proto.CopyFrom(piece.proto)
     with ExitStack() as stack:
         stage = stack.enter_context(staging(target.parent))
-        files = stack.enter_context(DataFiles(weights.folder))
+        files = stack.enter_context(DataFiles(weights.path))
         data, sidecar = target.with_name(f"{target.name}.data"), sidecar_path(target)
         apart = list(external_tensors(proto))
         written: list[Path] = []
@@ -74,7 +74,7 @@ def loaded(piece: Piece, weights: Weights) -> onnx.ModelProto:
         proto.ParseFromString(b"".join(_bytes(piece.proto, piece, weights)))
     except DecodeError as error:
         raise FormatError("the piece does not fit into one model", hint="write it to a file") from error
-    with DataFiles(weights.folder) as files:
+    with DataFiles(weights.path) as files:
         for tensor in external_tensors(proto):
             tensor.raw_data = bytes(files.values(tensor))
             tensor.ClearField("external_data")

@@ -44,7 +44,7 @@ def import_transformers() -> Any:
         import transformers
     except ImportError as error:
         raise SourceError(
-            "transformers is not installed", hint="pip install transformers, or name a package.module:factory"
+            "transformers is not installed", hint="pip install 'modelexport[hf]', or name a package.module:factory"
         ) from error
     logs: Any = transformers.utils.logging
     logs.set_verbosity_error()

@@ -100,12 +100,26 @@ def external_location(tensor: onnx.TensorProto) -> str | None:
                 raise FormatError(f"the name of the model's data file {entry.value!r} is not UTF-8")
             path = PurePosixPath(entry.value)
             if path.is_absolute() or ".." in path.parts or len(path.parts) != 1 or "\0" in entry.value:
-                raise FormatError(
-                    f"the model's data file {entry.value!r} lies outside the model's folder",
-                    hint="only data files beside the model are followed",
-                )
+                raise _outside(entry.value)
             return str(entry.value)
     return None
+
+
+def data_file(model: Path, location: str) -> Path:
+    """A data file of a model. As a link, it stays in the folder or leads to where the model's own link does."""
+    path = model.parent / location
+    if is_file(path):
+        places = {model.parent.resolve()} | ({model.resolve().parent} if model.is_symlink() else set())
+        if path.resolve().parent not in places:
+            raise _outside(location)
+    return path
+
+
+def _outside(location: str) -> FormatError:
+    return FormatError(
+        f"the model's data file {location!r} lies outside the model's folder",
+        hint="only data files beside the model are followed",
+    )
 
 
 def external_files(proto: onnx.ModelProto) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from modelexport.errors import FileError
 from modelexport.tagged import codec, wire
-from modelexport.tagged.files import StrPath, external_files, mapped, parse
+from modelexport.tagged.files import StrPath, data_file, external_files, mapped, parse
 from modelexport.tagged.sidecar import METADATA_KEY
 from modelexport.tagged.staging import check_target, staging
 
@@ -40,7 +40,7 @@ def write_stripped(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
         if source.parent.resolve() != target.parent.resolve():
             for number, name in enumerate(names):
                 copy = stage.work / f"data-{number}"
-                _copy_data(source.parent / name, copy)
+                _copy_data(data_file(source, name), copy)
                 stage.place(copy, name)
         stage.place(stage.write("model", stripped(data)), target.name)
         stage.commit()

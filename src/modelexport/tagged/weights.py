@@ -15,7 +15,7 @@ from onnx import TensorProto
 from modelexport.errors import FileError, FormatError
 from modelexport.fingerprint import PACKED, content, tensor_content, tensor_head
 from modelexport.tagged import wire
-from modelexport.tagged.files import external_location, is_file, mapped
+from modelexport.tagged.files import data_file, external_location, is_file, mapped
 
 
 class Weight(msgspec.Struct, frozen=True, gc=False):
@@ -52,10 +52,10 @@ def _bits(data_type: int) -> int:
         return 0
 
 
-def content_digests(data: wire.Buffer, proto: onnx.ModelProto, folder: Path) -> dict[str, str]:
+def content_digests(data: wire.Buffer, proto: onnx.ModelProto, model: Path) -> dict[str, str]:
     """A digest of type, shape and values for each initializer; reads the weights, and data files beside the model."""
     digests: dict[str, str] = {}
-    with DataFiles(folder) as files:
+    with DataFiles(model) as files:
         for tensor, field in zip(proto.graph.initializer, _initializers(data), strict=True):
             if external_location(tensor) is None:
                 digests[tensor.name] = _inline_digest(data, tensor, field)
@@ -67,10 +67,10 @@ def content_digests(data: wire.Buffer, proto: onnx.ModelProto, folder: Path) -> 
 
 
 class DataFiles:
-    """The data files in a folder, mapped when a tensor in them is asked for."""
+    """The data files of a model, mapped when a tensor in them is asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, model: Path) -> None:
+        self._model = model
         self._open = ExitStack()
         self._files: dict[str, wire.Buffer] = {}
 
@@ -87,7 +87,7 @@ class DataFiles:
         if location is None:
             raise FormatError(f"the model does not say in which data file {tensor.name!r} is")
         if location not in self._files:
-            self._files[location] = self._open.enter_context(mapped(_data_file(self._folder, location)))
+            self._files[location] = self._open.enter_context(mapped(_present(self._model, location)))
         return _slice(tensor, self._files[location], location)
 
 
@@ -118,8 +118,8 @@ def _digest(tensor: TensorProto, values: wire.Buffer) -> str:
     return digest.hexdigest()
 
 
-def _data_file(folder: Path, location: str) -> Path:
-    path = folder / location
+def _present(model: Path, location: str) -> Path:
+    path = data_file(model, location)
     if not is_file(path):
         raise FileError(f"the data file {path} is missing", hint="keep the data file beside the model")
     return path
@@ -130,12 +130,12 @@ def _slice(tensor: TensorProto, data: wire.Buffer, location: str) -> wire.Buffer
     return data[offset : offset + length]
 
 
-def external_place(tensor: TensorProto, folder: Path) -> tuple[Path, int, int]:
+def external_place(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
     """Where the values of a tensor lie in a data file: the file, offset and length."""
     location = external_location(tensor)
     if location is None:
         raise FormatError(f"the model does not say in which data file {tensor.name!r} is")
-    path = _data_file(folder, location)
+    path = _present(model, location)
     return (path, *_place(tensor, path.stat().st_size, location))
 
 
