@@ -38,6 +38,7 @@ TORCH_FILES = {
     "hierarchy/capture.py",
     "hierarchy/program.py",
     "baseline/calling.py",
+    "baseline/decomposition.py",
     "baseline/dynamo.py",
     "baseline/lowering.py",
     "baseline/tap.py",

@@ -99,6 +99,19 @@ def test_noise_is_refused_or_read_never_worse(data: bytes) -> None:
         wire.without_payload(data)
 
 
+def test_a_graph_in_an_attribute_of_another_type_is_no_part_of_the_model() -> None:
+    body = helper.make_graph([helper.make_node("Inner", [], ["y"])], "body", [], [])
+    node = helper.make_node("Outer", ["x"], ["z"], name="outer", body=body)
+    model = helper.make_model(helper.make_graph([node], "g", [], []))
+    edited: list[bytes | None] = []
+    wire.rewrite(model.SerializeToString(), edited.append)
+    assert len(edited) == 2
+    model.graph.node[0].attribute[0].type = onnx.AttributeProto.FLOAT
+    edited.clear()
+    assert b"".join(wire.rewrite(model.SerializeToString(), edited.append)) == model.SerializeToString()
+    assert len(edited) == 1 == len(flatten(model).nodes)
+
+
 def test_a_cut_file_is_refused() -> None:
     model = helper.make_model(helper.make_graph([helper.make_node("A", ["x"], ["y"])], "g", [], []))
     data = model.SerializeToString()

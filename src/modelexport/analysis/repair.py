@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from modelexport.analysis.consistency import Story, Topology
-from modelexport.errors import FileError
+from modelexport.errors import FileError, FormatError
 from modelexport.tagged import codec, wire
 from modelexport.tagged.build import all_tags, complete, embed
 from modelexport.tagged.files import mapped, parse
@@ -144,7 +144,10 @@ class _Plan:
         mended = zip(self.model.tags, self.tags, strict=True)
 
         def doc_edit(text: bytes | None) -> bytes | None:
-            old, new = next(mended)
+            pair = next(mended, None)
+            if pair is None:
+                raise FormatError("the file has nodes where ONNX reads none", hint="export the model again")
+            old, new = pair
             return text if new is None or new == old else codec.encode(new)
 
         if self.metadata is None:

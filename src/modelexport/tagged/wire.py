@@ -18,7 +18,8 @@ _MODEL_GRAPH, _MODEL_METADATA, _MODEL_FUNCTIONS = 7, 14, 25
 _GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_OUTPUT = 1, 5, 12
 _FUNCTION_NODE = 7
 _NODE_ATTRIBUTE, _NODE_DOC = 5, 6
-_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
+_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS, _ATTRIBUTE_TYPE = 6, 11, 20
+_GRAPHS_OF_TYPE = {5: _ATTRIBUTE_GRAPH, 10: _ATTRIBUTE_GRAPHS}
 _ENTRY_KEY = 1
 _TENSOR_RAW = 9
 _SMALL_TENSOR = 1024
@@ -255,8 +256,9 @@ def _edited_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:
     else:
         edits = [(old.start, old.end, docs)]
     for field in parts:
-        if field.number == _NODE_ATTRIBUTE and field.kind == _BYTES and _holds_graph(data, field):
-            body = delimited(_NODE_ATTRIBUTE, _edited_attribute(data, field, doc_edit))
+        graphs_in = _graphs_in(data, field) if field.number == _NODE_ATTRIBUTE and field.kind == _BYTES else None
+        if graphs_in is not None:
+            body = delimited(_NODE_ATTRIBUTE, _edited_attribute(data, field, graphs_in, doc_edit))
             edits.append((field.start, field.end, body))
     pieces: list[Buffer] = []
     kept_from = node.body
@@ -266,14 +268,18 @@ def _edited_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:
     return [*pieces, data[kept_from : node.end]]
 
 
-def _holds_graph(data: Buffer, attribute: Field) -> bool:
-    return any(f.number in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS) for f in fields(data, attribute.body, attribute.end))
+def _graphs_in(data: Buffer, attribute: Field) -> int | None:
+    """Which field of an attribute has graphs, by the type that it says it is of."""
+    parts = list(fields(data, attribute.body, attribute.end))
+    types = [f for f in parts if f.number == _ATTRIBUTE_TYPE and f.kind == _VARINT]
+    number = _GRAPHS_OF_TYPE.get(_read_varint(data, types[-1].body, types[-1].end)[0]) if types else None
+    return number if any(f.number == number for f in parts) else None
 
 
-def _edited_attribute(data: Buffer, attribute: Field, doc_edit: DocEdit) -> list[Buffer]:
+def _edited_attribute(data: Buffer, attribute: Field, graphs_in: int, doc_edit: DocEdit) -> list[Buffer]:
     pieces: list[Buffer] = []
     for field in fields(data, attribute.body, attribute.end):
-        if field.number in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS) and field.kind == _BYTES:
+        if field.number == graphs_in and field.kind == _BYTES:
             pieces += delimited(field.number, _edited_nodes(data, field, _GRAPH_NODE, doc_edit))
         else:
             pieces.append(data[field.start : field.end])
