@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -82,7 +83,10 @@ class Decomposition:
         self._latest: dict[str, str] = {n: node.name for node in nodes if (n := self._result_name(node)) is not None}
         self._latest.update({origin: name for name, origin in origins.items() if origin is not None})
         self._readers: dict[str, list[tuple[int, str, tuple[int, ...]]]] = {}
+        self._writes: dict[int, list[int]] = {}
         for place, node in enumerate(tap.nodes, 1):
+            if node.writes is not None:
+                self._writes.setdefault(node.writes, []).append(place)
             for name, slot in node.reads:
                 self._readers.setdefault(name, []).append((place, node.name, slot))
 
@@ -106,7 +110,7 @@ class Decomposition:
         if (name, position) not in self._tap.rewritten:
             return False
         storage = self._tap.storages.get(name)
-        return storage is None or any(node.writes == storage for node in self._tap.nodes[:position])
+        return storage is None or bisect_right(self._writes.get(storage, ()), position) > 0
 
     def made_for_a_reader(self, name: str) -> bool:
         """Whether a node repeats a view for an operation that reads it: then it is not that operation's own."""
@@ -116,14 +120,16 @@ class Decomposition:
     def _read_later(self, name: str, position: int) -> Iterator[Any]:
         """What those read that read the value after this position and before it is written to again."""
         storage = self._tap.storages.get(name)
-        later = enumerate(self._tap.nodes[position:], position + 1)
-        until = next((place for place, node in later if storage is not None and node.writes == storage), None)
-        for place, reader, slot in self._readers.get(name, ()):
-            if place > position and (until is None or place < until):
-                same = [node for node in self._by_origin.get(reader, ()) if _work(node) == self._work[reader]]
-                value = _at(same[0].args, slot) if len(same) == 1 else None
-                if isinstance(value, torch.fx.Node):
-                    yield value
+        writes = self._writes.get(storage, []) if storage is not None else []
+        until = next(iter(writes[bisect_right(writes, position) :]), None)
+        readers = self._readers.get(name, [])
+        for place, reader, slot in readers[bisect_right(readers, position, key=lambda reader: reader[0]) :]:
+            if until is not None and place >= until:
+                break
+            same = [node for node in self._by_origin.get(reader, ()) if _work(node) == self._work[reader]]
+            value = _at(same[0].args, slot) if len(same) == 1 else None
+            if isinstance(value, torch.fx.Node):
+                yield value
         if until is None:
             yield from (value for traced, value in self._returned if traced == name)
 
@@ -132,13 +138,9 @@ def _is_result_of(node: Any) -> bool:
     return node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node)
 
 
-def value_name(node: Any, name_of: Callable[[Any], str]) -> str:
-    """A node by its name; one of several results of a node by that node's name and its place among them."""
-    return f"{name_of(node.args[0])}[{node.args[1]}]" if _is_result_of(node) else name_of(node)
-
-
 def _traced_name(node: Any) -> str:
-    return value_name(node, lambda found: str(found.name))
+    """A node by its name; one of several results of a node by that node's name and its place among them."""
+    return f"{node.args[0].name}[{node.args[1]}]" if _is_result_of(node) else str(node.name)
 
 
 def _work(node: Any) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
@@ -197,9 +198,10 @@ class Lowering:
         `returned` are the trace's names for what the model returned.
         """
         value, position = int(traced), call.finish
-        if position not in self.tap.rewritten.get(value, ()) or not any(w <= position for w in self.tap.writes):
+        passed = bisect_right(self.tap.writes, position)
+        if position not in self.tap.rewritten.get(value, ()) or not passed:
             return self._translated_as.get(self._inlined_as.get(value, -1))
-        until = next((place for place in self.tap.writes if place > position), None)
+        until = next(iter(self.tap.writes[passed:]), None)
         for place, now in self._read_as.get(value, ()):
             if place > position and (until is None or place <= until):
                 return self._translated_as.get(now)
