@@ -6,6 +6,7 @@ cannot export; everything else has to work with both exporters.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -943,6 +944,22 @@ class ReadsOneOfSeveral(nn.Module):
 @animal()
 def one_of_several_results() -> Example:
     return ReadsOneOfSeveral(), (x(2, 8),)
+
+
+class HoldsATracedModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            self.traced = torch.jit.trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), x(2, 8))
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.traced(x))
+
+
+@animal("torchscript")
+def holds_a_traced_module() -> Example:
+    return HoldsATracedModule(), (x(2, 8),)
 
 
 class KeysLikeInnerNames(nn.Module):

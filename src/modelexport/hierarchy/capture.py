@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.jit._trace import TopLevelTracedModule
 
 from modelexport.hierarchy.calls import Call, CallLog
 from modelexport.hierarchy.tree import Module, ModuleTree, join
@@ -76,7 +77,7 @@ def _describe(path: str, module: nn.Module, aliases: list[str]) -> Module:
         direct_buffers=tuple(name for name, _ in _direct(module._buffers)),
         forward_args=forward_args(module),
         aliases=tuple(sorted(aliases)),
-        opaque=isinstance(module, torch.jit.ScriptModule),
+        opaque=isinstance(module, torch.jit.ScriptModule) and not isinstance(module, TopLevelTracedModule),
     )
 
 
