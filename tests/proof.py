@@ -360,12 +360,12 @@ def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: st
     if args and isinstance(args[-1], dict):
         args = (*args, {})  # else torch takes it for keywords
     options = {"dynamo": exporter == "dynamo", "verbose": False, **options}
+    names = [name for name, value in example_inputs.items() if isinstance(value, torch.Tensor)] if named else []
+    if named:
+        options |= {"kwargs": example_inputs, "input_names": names}
     if named and exporter == "torchscript":  # which goes by the order of forward's arguments
         rank = list(inspect.signature(model.forward).parameters)
-        example_inputs = dict(sorted(example_inputs.items(), key=lambda item: (*rank, item[0]).index(item[0])))
-    if named:
-        tensors = [name for name, value in example_inputs.items() if isinstance(value, torch.Tensor)]
-        options |= {"kwargs": example_inputs, "input_names": tensors}
+        options["input_names"] = sorted(names, key=lambda name: (*rank, name).index(name))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         defaults = [item.default for item in inspect.signature(model.forward).parameters.values()]
@@ -380,7 +380,8 @@ def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: st
                     torch.onnx.export(model, args, str(path), **options)
         except TypeError:
             forward = model.forward
-            model.forward = lambda *tensors: forward(**dict(zip(options["input_names"], tensors, strict=True)))
+            options["input_names"] = names
+            model.forward = lambda *tensors: forward(**dict(zip(names, tensors, strict=True)))
             try:
                 torch.onnx.export(model, tuple(options.pop("kwargs").values()), str(path), **options)
             finally:
