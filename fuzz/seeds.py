@@ -92,7 +92,7 @@ def tagged(proto: onnx.ModelProto) -> Files:
     for number, (node, home, own) in enumerate(zip(graph.nodes, homes, primary, strict=True)):
         told = all_tags(node, own, consumers)
         doc = graph.protos[number].doc_string or None
-        tags.append(NodeTag(told, own, len(told), "scope", home, number % 2 if home == "encoder" else None, doc))
+        tags.append(NodeTag(told, own, len(told), "scope", home, number % 2 if home == "encoder" else None, doc=doc))
     record = ModelRecord("fuzz.Net", "fuzz", MODEL, 21, proto.ir_version)
     export = ExportRecord("htp", "torchscript", "auto", None, 0, (), (), (), {"torch": "0"})
     hierarchy = HierarchyMap(tuple(tags), complete(graph, tags, record, export, _modules(homes, graph.outputs)))

@@ -26,7 +26,6 @@ def test_architecture(name: str, strategy: str, tmp_path: Path) -> None:
     model.config.use_cache = cached
     verdict = prove(model, inputs, tmp_path, strategy)
     assert verdict.checked > 10
-    assert verdict.absorbed_but_there == []
     exported = modelexport.load(tmp_path / "model.onnx")
     assert exported.sidecar is not None
     assert bool(exported.sidecar.export.dropped_outputs) == cached

@@ -103,6 +103,8 @@ class NodeFacts(msgspec.Struct, frozen=True, gc=False):
     method: str | None
     parameters: int
     bytes: int
+    covers: tuple[str, ...] = ()
+    """The modules whose operations are in the node, where they are several."""
 
 
 class Analysis(msgspec.Struct, frozen=True):
@@ -254,6 +256,7 @@ class _Analyzer:
                     method=None if tag is None else tag.hierarchy_method,
                     parameters=read[index][0] if index in read else 0,
                     bytes=read[index][1] if index in read else 0,
+                    covers=() if tag is None else tag.hierarchy_covers,
                 )
             )
         return tuple(facts)

@@ -280,7 +280,7 @@ def _check_tags(story: Story, moved: set[str]) -> Iterator[Finding]:
 
 
 def _told(tag: NodeTag) -> tuple[object, ...]:
-    return tag.hierarchy_path, tag.hierarchy_module, tag.hierarchy_method, tag.hierarchy_call
+    return tag.hierarchy_path, tag.hierarchy_module, tag.hierarchy_method, tag.hierarchy_call, tag.hierarchy_covers
 
 
 def _listed(tags: Sequence[str]) -> str:

@@ -52,3 +52,5 @@ class Attribution(msgspec.Struct, frozen=True):
     path: str
     call: int | None
     method: str
+    covers: tuple[str, ...] = ()
+    """The modules whose operations are in the node, sorted, where they are several."""

@@ -9,9 +9,9 @@ from modelexport.attribution.evidence import Attribution, Facts
 
 
 class Status(enum.StrEnum):
-    """`nodes`: the module or one below it has nodes, and its result is in the file.
+    """`nodes`: the module or one below it has nodes.
 
-    `absorbed`: it ran, and no node or nothing of its result is left. `unused`: it did not run.
+    `absorbed`: it ran, and neither it nor a module below it has nodes. `unused`: it did not run.
     """
 
     NODES = "nodes"
@@ -27,25 +27,15 @@ def module_status(facts: Facts, attributions: Sequence[Attribution | None]) -> d
             ran.add(path)
     holding = _with_ancestors(facts, {answer.path for answer in attributions if answer is not None})
     bodies = _only_in_bodies(facts, attributions, ran)
-    gone = _without_result(facts)
     status: dict[str, Status] = {}
     for path in facts.tree:
-        if path in holding and path not in gone:
+        if path in holding:
             status[path] = Status.NODES
         elif path in ran or path in bodies:
             status[path] = Status.ABSORBED
         else:
             status[path] = Status.UNUSED
     return status
-
-
-def _without_result(facts: Facts) -> set[str]:
-    """Modules of which no call's result is left: a neighbour undid their last step, and both steps were removed."""
-    trace = facts.trace
-    gone: dict[str, bool] = {}
-    for number, call in enumerate(trace.log.calls):
-        gone[call.path] = gone.get(call.path, bool(call.path)) and trace.returned.get(number) == ()
-    return {path for path, every_call in gone.items() if every_call}
 
 
 def node_counts(facts: Facts, attributions: Sequence[Attribution | None]) -> dict[str, int]:

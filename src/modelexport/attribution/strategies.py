@@ -137,6 +137,10 @@ def attribute(strategy: Strategy, facts: Facts) -> list[Attribution | None]:
             return None
         site = settled[index]
         repeated = counts.get(site.path, 0) > 1 and site.call >= 0
-        return Attribution(site.path, facts.trace.log.calls[site.call].index if repeated else None, methods[index])
+        number = facts.trace.log.calls[site.call].index if repeated else None
+        covers = facts.trace.covers.get(facts.graph.nodes[index].key, ())
+        if covers and site.path not in covers:
+            covers = tuple(sorted((*covers, site.path)))
+        return Attribution(site.path, number, methods[index], covers)
 
     return [answer(index) for index in range(len(facts.graph.nodes))]

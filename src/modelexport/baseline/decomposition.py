@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from modelexport.hierarchy.calls import Call, assign_operations
+from modelexport.hierarchy.capture import OpenCall
 
 
 class _Traced(NamedTuple):
@@ -52,13 +54,17 @@ class FxTap:
             self.rewritten.add((name, self.position()))
         return name
 
-    def made_by(self, spans: list[tuple[int, int]], parents: list[int], returned: tuple[str, ...]) -> dict[str, int]:
+    def scope_of(self, module: nn.Module) -> str:
+        return ""
+
+    def made_by(self, calls: Sequence[OpenCall]) -> dict[str, int]:
         tracer = self._tracer()
         if tracer is None:
             return {}
         nodes = list(tracer.graph.nodes)
         self.nodes = [_Traced(node.name, _work(node), tuple(_reads(node.args)), _written(node)) for node in nodes]
         self.storages = {_traced_name(node): _storage(node) for node in nodes}
+        spans = [(call.start, call.finish) for call in calls]
         return assign_operations(spans, [(node.name, place) for place, node in enumerate(nodes, 1)])
 
 

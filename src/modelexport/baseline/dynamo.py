@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch.onnx._internal.exporter import _errors
 from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output, swapped, unique_names
 from modelexport.baseline.decomposition import Decomposition, FxTap
 from modelexport.baseline.options import Baseline, ExportOptions, mapped
-from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
+from modelexport.baseline.trace import Operation, Site, Survivors, Trace, covered
 from modelexport.errors import ArgumentError
 from modelexport.hierarchy.calls import Call, CallLog
 from modelexport.hierarchy.capture import forward_args, recording
@@ -121,7 +121,7 @@ def _read(
 
 
 class _Translation:
-    """The ONNX graph as first translated, before any conversion or optimisation."""
+    """The ONNX graph as first translated, and what the optimiser makes of its nodes."""
 
     operations: list[Operation]
     fx_names: dict[str, str]
@@ -130,12 +130,29 @@ class _Translation:
 
     def __init__(self) -> None:
         self.operations, self.fx_names, self.outputs, self.weights = [], {}, [], {}
+        self._origins: dict[int, tuple[Any, dict[str, None]]] = {}
 
     def read(self, model: Any) -> None:
         self.operations = [_operation(node) for node in model.graph]
         self.fx_names = _fx_names(model)
         self.outputs = [value.name for value in model.graph.outputs]
         self.weights = {name: value.const_value for name, value in model.graph.initializers.items()}
+
+    def begin(self, model: Any) -> None:
+        """Note which FX node each node implements; a node is kept, so that no other gets its id."""
+        for node in model.graph:
+            names = dict.fromkeys(self.fx_names[value.name] for value in node.outputs if value.name in self.fx_names)
+            self._origins[id(node)] = (node, names)
+
+    def replace(self, old: Iterable[Any], new: Iterable[Any]) -> None:
+        """Note that the optimiser put new nodes in place of others; the first one gave the result."""
+        names = {name: None for node in old for name in self.implemented(node)}
+        for node in new:
+            self._origins[id(node)] = (node, {**self._origins.get(id(node), (node, {}))[1], **names})
+
+    def implemented(self, node: Any) -> dict[str, None]:
+        """Return the FX nodes that a node implements, the one whose result it computes first."""
+        return self._origins[id(node)][1] if id(node) in self._origins else {}
 
     def changed_weights(self, graph: Any) -> frozenset[str]:
         """Those that an optimiser gave other values, as it does when it fuses a scale into them.
@@ -149,15 +166,19 @@ class _Translation:
 
 @contextmanager
 def _watched_translation() -> Iterator[_Translation]:
-    """See the translated graph before the exporter converts its version and optimises it.
+    """See the translated graph before the exporter converts its version, and each step of its optimiser.
 
-    Version conversion drops the nodes' metadata and optimisation fuses nodes, so the evidence
-    has to be taken between the two steps and the translation.
+    Version conversion drops the nodes' metadata, so the evidence has to be taken before it. Of the nodes
+    that the optimiser fuses, only the metadata of one is kept in the file. It merges metadata whenever it
+    replaces nodes, and removes common subexpressions one by one: both are observed here.
     """
+    from onnx_ir.passes.common import common_subexpression_elimination as elimination
+    from onnxscript.utils.metadata_merger import MetadataMerger
     from torch.onnx._internal.exporter import _core
 
     translation = _Translation()
     original: Any = vars(_core)["onnxscript_apis"]
+    merge, eliminate = MetadataMerger.copy_merged_metadata, elimination._remove_node_and_replace_values
 
     class Watched:
         def __getattr__(self, name: str) -> Any:
@@ -165,9 +186,23 @@ def _watched_translation() -> Iterator[_Translation]:
 
         def convert_version(self, model: Any, version: int) -> Any:
             translation.read(model)
-            return original.convert_version(model, version)
+            converted = original.convert_version(model, version)
+            translation.begin(converted)
+            return converted
 
-    with swapped(_core, onnxscript_apis=Watched()):
+    def copy_merged_metadata(merger: Any, from_nodes: Iterable[Any], to: Any) -> None:
+        merge(merger, from_nodes, to)
+        translation.replace(from_nodes, to if isinstance(to, Iterable) else (to,))
+
+    def remove_node_and_replace_values(graph: Any, /, remove_node: Any, remove_values: Any, new_values: Any) -> None:
+        translation.replace((remove_node,), [value.producer() for value in new_values][:1])
+        eliminate(graph, remove_node, remove_values, new_values)
+
+    with (
+        swapped(_core, onnxscript_apis=Watched()),
+        swapped(MetadataMerger, copy_merged_metadata=copy_merged_metadata),
+        swapped(elimination, _remove_node_and_replace_values=remove_node_and_replace_values),
+    ):
         yield translation
 
 
@@ -231,7 +266,7 @@ def _read_trace(program: Any, tree: ModuleTree, log: CallLog, tap: FxTap, transl
         log = _log_from_stacks(fx_nodes, tree)
     origins = _filled({node.name: _origin(node, log) for node in fx_nodes}, list(log.made_by))
     numbers = {name: log.made_by[origin] for name, origin in origins.items() if origin is not None}
-    sites = {name: Site(log.calls[number].path, number) for name, number in numbers.items()}
+    sites = {name: (Site(log.calls[number].path, number),) for name, number in numbers.items()}
     program_names = _returned_values(program.exported_program, tap, fx_nodes, origins, log, sites)
     graph = program.model.graph
     renamed = _renamed_outputs(translation, [value.name for value in graph.outputs])
@@ -239,20 +274,27 @@ def _read_trace(program: Any, tree: ModuleTree, log: CallLog, tap: FxTap, transl
     translated = {renamed.get(tensor, tensor): fx_name for tensor, fx_name in translation.fx_names.items()}
     given = frozenset(value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name)
     changed = translation.changed_weights(graph)
-    survivors = Survivors(before, [_operation(node) for node in graph], given, changed)
-    # A node that still says which FX node it comes from is believed first: an optimiser may have given
-    # its result the name of another value.
-    certain = {tensor: sites[name] for tensor, name in _fx_names(program.model).items() if name in sites}
-    scopes = settle_scopes(certain, ((tensor, sites[n]) for tensor, n in translated.items() if n in sites), survivors)
-    returned: dict[int, tuple[str, ...]] = {}
-    results: dict[int, tuple[str | None, ...]] = {}
-    for number, call in enumerate(log.calls):
-        now = [renamed.get(name, name) for name in program_names[number]]
-        results[number] = tuple(survivors.find(name) if name in translated else None for name in now)
-        known = [name for name, traced in zip(now, call.returned, strict=True) if traced]
-        if known and all(name in translated for name in known):
-            returned[number] = tuple(name for name in results[number] if name is not None)
-    return Trace(log, scopes, returned, results)
+    final = [_operation(node) for node in graph]
+    survivors = Survivors(before, final, given, changed)
+    scopes: dict[str, Site] = {}
+    covers: dict[str, tuple[str, ...]] = {}
+    for node, operation in zip(graph, final, strict=True):
+        names = list(translation.implemented(node))
+        if not any(name in sites for name in names):  # made by constant folding, which says nothing of origins
+            made = survivors.implemented(operation)
+            names = [translated[name] for old in made[:1] for name in old.outputs if name in translated]
+        ran_in = [site for name in names for site in sites.get(name, ())]
+        if ran_in:
+            scopes.update(dict.fromkeys(operation.outputs, ran_in[0]))
+            covers[operation.outputs[0]] = covered(ran_in)
+    results = {
+        number: tuple(
+            survivors.find(name) if name in translated else None
+            for name in (renamed.get(name, name) for name in program_names[number])
+        )
+        for number in range(len(log.calls))
+    }
+    return Trace(log, scopes, covers, results)
 
 
 def _returned_values(
@@ -261,9 +303,12 @@ def _returned_values(
     fx_nodes: Sequence[Any],
     origins: Mapping[str, str | None],
     log: CallLog,
-    sites: dict[str, Site],
+    sites: dict[str, tuple[Site, ...]],
 ) -> list[list[str]]:
-    """For each call the program's names for what it returned; a view repeated after it is the call's own."""
+    """For each call the program's names for what it returned.
+
+    torch may repeat a view where it is read, in a later call: the view is then of both calls.
+    """
     user_outputs = set(program.graph_signature.user_outputs)
     given = [value for value in program.graph.output_node().args[0] if getattr(value, "name", None) in user_outputs]
     traced = log.calls[0].returned if log.calls else ()
@@ -273,9 +318,9 @@ def _returned_values(
     for number, call in enumerate(log.calls):
         names.append([decomposition.find(name, call) if name else "" for name in call.returned])
         for name in names[-1]:
-            made_later = name in sites and not log.within(sites[name].call, number)
+            made_later = name in sites and not log.within(sites[name][0].call, number)
             if made_later and decomposition.made_for_a_reader(name):
-                sites[name] = Site(call.path, number)
+                sites[name] = (Site(call.path, number), *sites[name])
     return names
 
 

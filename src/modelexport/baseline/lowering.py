@@ -12,7 +12,7 @@ import torch
 
 from modelexport.baseline.calling import swapped
 from modelexport.baseline.tap import BLOCK_START, JitTap, Traced, inputs_of, outputs_of
-from modelexport.baseline.trace import Operation, Site, Survivors, Trace, settle_scopes
+from modelexport.baseline.trace import Operation, Site, Survivors, Trace, covered
 from modelexport.hierarchy.calls import Call, CallLog
 
 _TAKES_APART = "prim::ListUnpack"
@@ -39,6 +39,7 @@ class Lowering:
         self._traced_as: dict[int, Traced] = {}
         self._inlined_as: dict[int, int] = {}
         self._translated_as: dict[int, int] = {}
+        self._made_for: dict[int, list[int]] = {}
         self._read_as: dict[int, list[tuple[int, int]]] = {}
         self._debug_names: dict[int, str] = {}
         self._values: dict[int, Any] = {}
@@ -111,8 +112,11 @@ class Lowering:
             self._replaced.append(((node.kind(), node.scopeName()), Traced(inputs, tuple(outputs), call)))
         if traced is not None and self.tap.rewritten:
             self._note_reads(traced, node)
-        for new in self._added(graph):
+        added = self._added(graph)
+        for new in added:
             self._note(new, call)
+        if traced is None and outputs:
+            self._made_for[outputs[0]] = [value.unique() for new in added for value in outputs_of(new)]
         results = result if isinstance(result, tuple | list) else (result,)
         for old, value in zip(outputs, results, strict=False):
             if isinstance(value, torch._C.Value):
@@ -165,6 +169,10 @@ class Lowering:
                     became.update(pairs)
                     known = self._translated_as
                     known.update((was, known[now]) for was, now in pairs if now in known)
+                    traced = self._traced_as.get(old.outputs[0])
+                    if traced is not None:
+                        made = self._made_for.get(new.outputs[0], ())
+                        self.made_by.update(dict.fromkeys(made, traced.call))
                     break
         self._follow_lists(became)
 
@@ -311,38 +319,31 @@ def read_trace(log: CallLog, lowering: Lowering) -> Trace:
         for outputs, inputs, kind, plain in lowering.translated
     ]
     survivors = Survivors(before, final, present)
-    made_by = [(unique, call) for unique, call in lowering.made_by.items() if call < len(log.calls)]
-    sites = [(unique, Site(log.calls[call].path, call)) for unique, call in made_by]
-    alive = {name for operation in final for name in operation.outputs}
-    certain = {names[unique]: site for unique, site in sites if names.get(unique) in alive}
-    scopes = settle_scopes(certain, ((name_for(unique), site) for unique, site in sites), survivors)
-    _add_by_scope_name(scopes, zip(nodes, final, strict=True), lowering.tap, log)
-    returned: dict[int, tuple[str, ...]] = {}
-    results: dict[int, tuple[str | None, ...]] = {}
-    for number, call in enumerate(log.calls):
-        values = [
-            lowering.translated_value(name, call, log.calls[0].returned) if name else None for name in call.returned
-        ]
-        results[number] = tuple(None if unique is None else survivors.find(name_for(unique)) for unique in values)
-        known = [unique for unique, name in zip(values, call.returned, strict=True) if name]
-        if known and None not in known:
-            returned[number] = tuple(name for name in results[number] if name is not None)
-    return Trace(log, scopes, returned, results)
-
-
-def _add_by_scope_name(
-    scopes: dict[str, Site], nodes: Iterable[tuple[Any, Operation]], tap: JitTap, log: CallLog
-) -> None:
-    """For a node that a late pass made: the call of the scope it was put in, as its neighbours tell."""
+    made_by = {name_for(unique): call for unique, call in lowering.made_by.items() if call < len(log.calls)}
+    scopes: dict[str, Site] = {}
+    covers: dict[str, tuple[str, ...]] = {}
     last = -1
-    for node, operation in nodes:
-        site = next((scopes[name] for name in operation.outputs if name in scopes), None)
-        if site is None:
-            call = tap.call_in(node.scopeName(), last)
-            if 0 <= call < len(log.calls):
-                scopes.update(dict.fromkeys(operation.outputs, Site(log.calls[call].path, call)))
-        else:
-            last = site.call
+    for node, operation in zip(nodes, final, strict=True):
+        made = [made_by[name] for old in survivors.implemented(operation) for name in old.outputs if name in made_by]
+        made = made or [made_by[name] for name in operation.outputs if name in made_by]
+        scope = node.scopeName()
+        recorded = lowering.tap.call_in(scope, made[0] if made else last) if scope else -1
+        ran_in = [Site(log.calls[call].path, call) for call in (*made, recorded) if call >= 0]
+        if ran_in:
+            last = ran_in[0].call
+            scopes.update(dict.fromkeys(operation.outputs, ran_in[0]))
+            covers[operation.outputs[0]] = covered(ran_in)
+    results = {
+        number: tuple(
+            None if unique is None else survivors.find(name_for(unique))
+            for unique in (
+                lowering.translated_value(name, call, log.calls[0].returned) if name else None
+                for name in call.returned
+            )
+        )
+        for number, call in enumerate(log.calls)
+    }
+    return Trace(log, scopes, covers, results)
 
 
 def _final_operation(node: Any) -> Operation:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from modelexport.hierarchy.calls import assign_operations
+from modelexport.hierarchy.capture import OpenCall
 
 BLOCK_START = "prim::Param"
 _CALL_BLOCK = "prim::TracedModuleForward"
@@ -40,7 +42,7 @@ class JitTap:
         """The positions of the operations that change a tensor."""
         self._ask = ask
         self._latest = 0
-        self._scopes: dict[str, list[int]] = {}
+        self._scopes: Mapping[str, list[int]] = {}
         self._parents: list[int] = []
 
     def session(self) -> object:
@@ -68,36 +70,46 @@ class JitTap:
         finally:
             self.disturbed = self.disturbed or here.prev() != before
 
-    def made_by(self, spans: list[tuple[int, int]], parents: list[int], returned: tuple[str, ...]) -> dict[str, int]:
+    def scope_of(self, module: nn.Module) -> str:
+        # torch's own table, which it pushes on the trace's stack of scopes when the module's forward begins.
+        return str((torch.jit._trace._trace_module_map or {}).get(module, ""))
+
+    def made_by(self, calls: Sequence[OpenCall]) -> dict[str, int]:
         state = torch._C._get_tracing_state()
         if state is None:
             return {}
         self._latest = 0
-        self._parents = parents
+        self._parents = [call.parent for call in calls]
+        self._scopes = defaultdict(list)
+        for number, call in enumerate(calls):
+            self._scopes[call.scope].append(number)
         operations = list(_operations(state.graph()))
         marks = [(str(unique), unique) for node in operations for unique in node.outputs]
-        made_by = assign_operations(spans, marks)
+        made_by = assign_operations([(call.start, call.finish) for call in calls], marks)
         self.writes = [node.outputs[0] for node in operations if node.outputs and node.kind.endswith(_CHANGES)]
-        self.traced, self._scopes = defaultdict(list), {}
-        needed = _needed(operations, returned)
+        self.traced = defaultdict(list)
+        needed = _needed(operations, calls[0].returned)
         for node in operations:
-            call = made_by.get(str(node.outputs[0]), -1) if node.outputs else -1
             if needed is None or not needed.isdisjoint(node.outputs):
+                call = made_by.get(str(node.outputs[0]), -1) if node.outputs else -1
                 self.traced[node.kind, node.scope].append(Traced(node.inputs, node.outputs, call))
-            calls = self._scopes.setdefault(node.scope, [])
-            if call >= 0 and (not calls or calls[-1] != call):
-                calls.append(call)
         return made_by
 
-    def call_in(self, scope: str, last: int) -> int:
-        """The call of this scope that an operation belongs to, when the one before it was made by call `last`."""
+    def call_in(self, scope: str, near: int) -> int:
+        """Return the call with this scope that an operation was part of.
+
+        Where several calls have the scope, it is `near` or the one around it, else the first after it.
+        `near` is the answer for a scope that no call has.
+        """
         candidates = self._scopes.get(scope, [])
-        around = last
+        if not candidates:
+            return near
+        around = near
         while around >= 0:
             if around in candidates:
                 return around
             around = self._parents[around]
-        return next((number for number in candidates if number > last), -1)
+        return next((number for number in candidates if number > near), candidates[-1])
 
 
 def inputs_of(node: Any) -> list[Any]:

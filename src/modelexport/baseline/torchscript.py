@@ -32,13 +32,13 @@ from modelexport.hierarchy.tree import ModuleTree
 
 def export(model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: ExportOptions) -> Baseline:
     """Export with `torch.onnx.export(dynamo=False)` into memory; large weights go straight to a data file."""
-    tap, shim = JitTap(), _needs_shim(model, inputs)
+    ask, shim = True, _needs_shim(model, inputs)
     while True:
         try:
-            return _export_once(model, tree, inputs, target, options, tap, shim)
+            return _export_once(model, tree, inputs, target, options, JitTap(ask), shim)
         except _TraceDisturbedError:
             # Asking for a value put a constant into the trace; without asking, the trace is the baseline's.
-            tap = JitTap(ask=False)
+            ask = False
         except TypeError:
             # The tracer passes keywords by position and fills in defaults, which many models reject.
             if shim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,15 +21,16 @@ class Site(NamedTuple):
 class Trace(msgspec.Struct, frozen=True):
     """The exporter's own evidence, in terms of the tensor names of the file it wrote.
 
-    `returned` has an entry for each call whose return value could be followed into the file:
-    the names under which the values are still there, none if the exporter fused them away.
-    `results` has one for each call that returned tensors: the name of each of them in their
-    order, None for one that is not in the file or could not be followed.
+    `scopes` has the call in which the operation of a node ran, by the names of the node's outputs.
+    `covers` has the paths of all modules whose operations are in a node, where there are several,
+    by the name of the node's first output. `results` has an entry for each call that returned
+    tensors: the name of each of them in their order, None for one that is not in the file or could
+    not be followed. Results say nothing about who owns a node.
     """
 
     log: CallLog = CallLog()
     scopes: Mapping[str, Site] = {}
-    returned: Mapping[int, tuple[str, ...]] = {}
+    covers: Mapping[str, tuple[str, ...]] = {}
     results: Mapping[int, tuple[str | None, ...]] = {}
 
 
@@ -87,6 +89,46 @@ class Survivors:
             self._found[passed] = answer
         return answer
 
+    def implemented(self, node: Operation) -> list[Operation]:
+        """Return the translated operations that a node of the final graph does.
+
+        The first is the one whose result the node computes. Walks back from that result through the values
+        that are not in the final graph. An operation met on the way that still does the same on the same
+        inputs is the node itself: what followed it was removed, and the node was given its output's name.
+        """
+        own = [name for name in node.outputs if name in self._made][:1]
+        if own and self._is_unchanged(self._made[own[0]], node):
+            return [self._made[own[0]]]
+        found: dict[int, Operation] = {}
+        pending = [name for output in node.outputs for name in self._now_called.get(output, ())][-1:] or own
+        for name in pending:
+            operation = self._made.get(name)
+            if operation is None or id(operation) in found:
+                continue
+            if self._is_unchanged(operation, node):
+                return [operation]
+            found[id(operation)] = operation
+            pending.extend(
+                value for value in operation.inputs if value in node.outputs or (value and self.find(value) is None)
+            )
+        return list(found.values())
+
+    @functools.cached_property
+    def _now_called(self) -> dict[str, list[str]]:
+        """The removed values that are still there under another name, by that name."""
+        renamed: dict[str, list[str]] = {}
+        for name in self._made:
+            if name not in self._present and (now := self.find(name)) is not None:
+                renamed.setdefault(now, []).append(name)
+        return renamed
+
+    def _is_unchanged(self, before: Operation, after: Operation) -> bool:
+        """Whether an operation does the same on the same inputs; an initializer has no new name, but new values."""
+        return self._same_work(before, after) and all(
+            old == new or (old in self._made and self.find(old) == new)
+            for old, new in zip(before.inputs, after.inputs, strict=True)
+        )
+
     def _seen_by_readers(self, name: str) -> str | None:
         same_value = [name]
         for current in same_value:
@@ -142,13 +184,7 @@ _MOST_STEPS = 8
 """How many removed steps in a row are followed."""
 
 
-def settle_scopes(
-    certain: Mapping[str, Site], translated: Iterable[tuple[str, Site]], survivors: Survivors
-) -> dict[str, Site]:
-    """The site of each tensor of the final graph: what is certain, then values followed from the translation."""
-    scopes = dict(certain)
-    for tensor, site in translated:
-        now = survivors.find(tensor)
-        if now is not None:
-            scopes.setdefault(now, site)
-    return scopes
+def covered(sites: Iterable[Site]) -> tuple[str, ...]:
+    """Return the paths of the modules that operations ran in, sorted; none if it is only one module."""
+    paths = {site.path for site in sites}
+    return tuple(sorted(paths)) if len(paths) > 1 else ()

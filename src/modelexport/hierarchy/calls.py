@@ -60,16 +60,6 @@ class CallLog(msgspec.Struct, frozen=True):
             number = self.calls[number].parent
         return None
 
-    def completion_order(self) -> list[int]:
-        """Call numbers, the first to finish first."""
-        finished: list[int] = []
-        open_calls: list[int] = []
-        for number in range(len(self.calls)):
-            while open_calls and self.calls[open_calls[-1]].end <= number:
-                finished.append(open_calls.pop())
-            open_calls.append(number)
-        return finished + open_calls[::-1]
-
 
 def assign_operations(spans: Sequence[tuple[int, int]], marks: Sequence[tuple[str, int]]) -> dict[str, int]:
     """Give each operation the innermost call whose span (start, end] holds its mark.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -29,11 +29,25 @@ class Tap(Protocol):
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The trace's name for a tensor that it made."""
 
-    def made_by(self, spans: list[tuple[int, int]], parents: list[int], returned: tuple[str, ...]) -> dict[str, int]:
-        """Which call made each operation traced so far; a span is a call's positions before and after.
+    def scope_of(self, module: nn.Module) -> str:
+        """What the trace calls the scope of a call of this module; empty where it has no scopes."""
 
-        `returned` are the trace's names for what the outermost call gave back.
-        """
+    def made_by(self, calls: Sequence[OpenCall]) -> dict[str, int]:
+        """Which call made each operation traced so far, by the number of the call."""
+
+
+@dataclasses.dataclass
+class OpenCall:
+    """A call as it is being recorded; `start` and `finish` are positions in the trace."""
+
+    path: str
+    index: int
+    parent: int
+    start: int
+    scope: str
+    finish: int = 0
+    end: int = 0
+    returned: tuple[str, ...] = ()
 
 
 def scan(model: nn.Module) -> ModuleTree:
@@ -142,7 +156,7 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
-        self._calls: list[_OpenCall] = []
+        self._calls: list[OpenCall] = []
         self._open: list[int] = []
         self._counts: dict[str, int] = {}
         self._made_by: dict[str, int] = {}
@@ -159,7 +173,9 @@ class Recorder:
         self._counts[path] = index + 1
         parent = self._open[-1] if self._open else -1
         self._open.append(len(self._calls))
-        self._calls.append(_OpenCall(path, index, parent, self._tap.position()))
+        around = self._calls[parent].scope if parent >= 0 else ""
+        scope = "/".join(filter(None, (around, self._tap.scope_of(module))))
+        self._calls.append(OpenCall(path, index, parent, self._tap.position(), scope))
 
     def after(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
@@ -174,9 +190,7 @@ class Recorder:
                 call.returned = tuple(self._name(leaf) for leaf in leaves_in(output))
                 break
         if not self._open:
-            spans = [(call.start, call.finish) for call in self._calls]
-            parents = [call.parent for call in self._calls]
-            self._made_by = self._tap.made_by(spans, parents, self._calls[0].returned)
+            self._made_by = self._tap.made_by(self._calls)
 
     def _name(self, leaf: Leaf) -> str:
         return (self._tap.name_of(leaf) or "") if isinstance(leaf, torch.Tensor) else ""
@@ -186,17 +200,6 @@ class Recorder:
         end = len(self._calls)
         calls = tuple(Call(c.path, c.index, c.parent, c.end or end, c.returned, c.finish) for c in self._calls)
         return CallLog(calls, self._made_by)
-
-
-@dataclasses.dataclass
-class _OpenCall:
-    path: str
-    index: int
-    parent: int
-    start: int
-    finish: int = 0
-    end: int = 0
-    returned: tuple[str, ...] = ()
 
 
 @contextmanager

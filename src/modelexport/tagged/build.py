@@ -190,7 +190,7 @@ def _node_tags(
             continue
         tags = all_tags(node, tag, consumers)
         doc = proto.doc_string if proto.HasField("doc_string") else None
-        node_tags.append(codec.NodeTag(tags, tag, len(tags), answer.method, answer.path, answer.call, doc))
+        node_tags.append(codec.NodeTag(tags, tag, len(tags), answer.method, answer.path, answer.call, answer.covers, doc))
     return node_tags
 
 
@@ -239,6 +239,7 @@ def node_records(
             call=None if tag is None else tag.hierarchy_call,
             inputs=node.inputs,
             attributes=digest,
+            covers=msgspec.UNSET if tag is None else tag.hierarchy_covers or msgspec.UNSET,
         )
     return records
 

@@ -23,6 +23,8 @@ class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The exact path of its module, shown or hidden; the root is empty."""
     hierarchy_call: int | None = None
     """Which call of the module, from 0, where it ran more than once."""
+    hierarchy_covers: tuple[str, ...] = ()
+    """The paths of all modules whose operations are in the node, sorted, where they are several."""
     doc: str | None = None
     """A doc_string that the node had before."""
 

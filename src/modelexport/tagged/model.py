@@ -136,6 +136,7 @@ def _says(record: NodeRecord | None, tag: codec.NodeTag) -> bool:
         and record.tags == tag.hierarchy_tags
         and record.method == tag.hierarchy_method
         and record.call == tag.hierarchy_call
+        and (record.covers or ()) == tag.hierarchy_covers
         and tag.hierarchy_count == len(record.tags)
     )
 
@@ -144,4 +145,4 @@ def recorded_tag(record: NodeRecord | None) -> codec.NodeTag | None:
     if record is None or record.tag is None or record.module is None or record.method is None:
         return None
     tags = record.tags
-    return codec.NodeTag(tags, record.tag, len(tags), record.method, record.module, record.call)
+    return codec.NodeTag(tags, record.tag, len(tags), record.method, record.module, record.call, record.covers or ())

@@ -146,6 +146,8 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     """The tensors that it reads."""
     attributes: str | None = None
     """A digest of the attributes, and of domain and further outputs where there are any."""
+    covers: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """As `hierarchy_covers`; only where the node implements operations of several modules."""
 
 
 class TensorRecord(msgspec.Struct, frozen=True, gc=False):
