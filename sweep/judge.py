@@ -17,6 +17,7 @@ import modelexport
 import proof
 from modelexport.errors import first_line
 from modelexport.source.guess import configurations
+from scopes import differences, recorded_scopes
 from zoo import distinct
 
 EXPORTERS = {"fx": "dynamo", "htp": "torchscript"}
@@ -31,6 +32,8 @@ class Outcome(msgspec.Struct):
     status: str
     reason: str = ""
     nodes: int = 0
+    covering: int = 0
+    """Nodes that implement operations of several modules."""
     modules: int = 0
     values: int = 0
     seconds: float = 0.0
@@ -48,12 +51,14 @@ def judge(model_type: str, strategy: str, model: nn.Module, inputs: dict[str, An
 def _judge(outcome: Outcome, model: nn.Module, inputs: dict[str, Any], folder: Path) -> None:
     target = folder / "model.onnx"
     try:
-        report = modelexport.export_model(model, inputs, target, outcome.strategy)
+        with recorded_scopes(model) as recorded:
+            report = modelexport.export_model(model, inputs, target, outcome.strategy)
     except modelexport.ModelExportError as error:
         able = _plain_can(model, inputs, folder, EXPORTERS[outcome.strategy])
         outcome.status, outcome.reason = ("we-fail" if able else "torch-cannot"), _cause(error)
         return
     outcome.nodes, outcome.modules = report.nodes, report.hierarchy.statistics.modules
+    outcome.covering = sum(record.covers is not msgspec.UNSET for record in report.hierarchy.nodes.values())
     exported = modelexport.load(target)
     try:
         returned = proof.pytorch_values(model, inputs)
@@ -61,6 +66,8 @@ def _judge(outcome: Outcome, model: nn.Module, inputs: dict[str, Any], folder: P
         idle -= _ran_while_exporting(model, inputs, folder, EXPORTERS[outcome.strategy]) if idle else set()
         returned = {path: calls for path, calls in returned.items() if path not in idle}
         proof.check_map(exported, returned)
+        wrong = differences(exported, model, recorded)
+        assert not wrong, f"{len(wrong)} nodes are not in the module that torch recorded: {wrong[0]}"
     except AssertionError as error:
         outcome.status, outcome.reason = "we-fail", str(error)
         return

@@ -21,17 +21,16 @@ class Status(enum.StrEnum):
 
 def module_status(facts: Facts, attributions: Sequence[Attribution | None]) -> dict[str, Status]:
     """The status of every module; a container that is never called itself goes by what it contains."""
-    ran = _with_ancestors(facts, {call.path for call in facts.trace.log.calls})
+    ran = _with_ancestors(facts, {call.path for call in facts.trace.log.calls} | facts.trace.ran_in_bodies)
     for path in facts.tree:  # what cannot be seen to run goes by the module around it
         if facts.tree[path].opaque and (not path or facts.tree.parent(path) in ran):
             ran.add(path)
     holding = _with_ancestors(facts, {answer.path for answer in attributions if answer is not None})
-    bodies = _only_in_bodies(facts, attributions, ran)
     status: dict[str, Status] = {}
     for path in facts.tree:
         if path in holding:
             status[path] = Status.NODES
-        elif path in ran or path in bodies:
+        elif path in ran:
             status[path] = Status.ABSORBED
         else:
             status[path] = Status.UNUSED
@@ -58,25 +57,4 @@ def _with_ancestors(facts: Facts, paths: set[str]) -> set[str]:
             if above in found:
                 break
             found.add(above)
-    return found
-
-
-def _only_in_bodies(facts: Facts, attributions: Sequence[Attribution | None], ran: set[str]) -> set[str]:
-    """Modules without weights that may have run in a nested body, where no hook can see a call.
-
-    These are the ones below a module that runs only in such a body, and those directly below a
-    module that has such a body: what they did is there, but nothing tells it from its neighbours.
-    """
-    nodes = facts.graph.nodes
-    bodies = [(answer, node) for answer, node in zip(attributions, nodes, strict=True) if node.enclosing >= 0]
-    inside = {answer.path for answer, _ in bodies if answer is not None}
-    around = {attributions[node.enclosing] for _, node in bodies}
-    hosts = (_with_ancestors(facts, inside) - ran) | {answer.path for answer in around if answer is not None}
-    weights = facts.tree.subtree_parameters() if hosts else {}
-    found: set[str] = set()
-    for path in facts.tree:
-        parent = facts.tree.parent(path)
-        below = parent is not None and (parent in hosts or parent in found)
-        if below and path not in hosts and path not in ran and not weights[path]:
-            found.add(path)
     return found

@@ -15,20 +15,24 @@ from modelexport.hierarchy.calls import Call, assign_operations
 from modelexport.hierarchy.capture import OpenCall
 
 
-class _Traced(NamedTuple):
-    """One node of the trace: what it does, the values it reads by their places, and what it writes to."""
+class Traced(NamedTuple):
+    """One node of the trace: what it does, the values it reads by their places, and what it writes to.
+
+    `switches_mode` tells that it makes no value: it changes the mode of gradients, say.
+    """
 
     name: str
     work: object
     reads: tuple[tuple[str, tuple[int, ...]], ...]
     writes: int | None
+    switches_mode: bool
 
 
 class FxTap:
     """Reads the FX graph that torch.export is tracing."""
 
     def __init__(self) -> None:
-        self.nodes: list[_Traced] = []
+        self.nodes: list[Traced] = []
         self.storages: dict[str, int | None] = {}
         self.rewritten: set[tuple[str, int]] = set()
         """Values by name and position that were written to through a view: their node is what they were before."""
@@ -62,7 +66,7 @@ class FxTap:
         if tracer is None:
             return {}
         nodes = list(tracer.graph.nodes)
-        self.nodes = [_Traced(node.name, _work(node), tuple(_reads(node.args)), _written(node)) for node in nodes]
+        self.nodes = [_traced(node) for node in nodes]
         self.storages = {_traced_name(node): _storage(node) for node in nodes}
         spans = [(call.start, call.finish) for call in calls]
         return assign_operations(spans, [(node.name, place) for place, node in enumerate(nodes, 1)])
@@ -102,7 +106,7 @@ class Decomposition:
             return self._origins.get(node.name) or ""
         made = node.args[0]
         origin = self._origins.get(made.name) or ""
-        whole = self._work.get(origin, _work(made)) == _work(made)
+        whole = self._work.get(origin, work_of(made)) == work_of(made)
         return f"{origin}[{node.args[1]}]" if whole else None
 
     def find(self, name: str, call: Call) -> str:
@@ -132,7 +136,7 @@ class Decomposition:
         for place, reader, slot in readers[bisect_right(readers, position, key=lambda reader: reader[0]) :]:
             if until is not None and place >= until:
                 break
-            same = [node for node in self._by_origin.get(reader, ()) if _work(node) == self._work[reader]]
+            same = [node for node in self._by_origin.get(reader, ()) if work_of(node) == self._work[reader]]
             value = _at(same[0].args, slot) if len(same) == 1 else None
             if isinstance(value, torch.fx.Node):
                 yield value
@@ -144,12 +148,17 @@ def _is_result_of(node: Any) -> bool:
     return node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node)
 
 
+def _traced(node: Any) -> Traced:
+    makes_nothing = node.op == "call_function" and node.meta.get("val") is None
+    return Traced(node.name, work_of(node), tuple(_reads(node.args)), _written(node), makes_nothing)
+
+
 def _traced_name(node: Any) -> str:
     """A node by its name; one of several results of a node by that node's name and its place among them."""
     return f"{node.args[0].name}[{node.args[1]}]" if _is_result_of(node) else str(node.name)
 
 
-def _work(node: Any) -> object:
+def work_of(node: Any) -> object:
     """What a node does, whatever the types of its numbers."""
     return getattr(node.target, "overloadpacket", node.target)
 

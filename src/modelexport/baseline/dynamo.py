@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter import _errors
 
+from modelexport.baseline.branches import BranchModules, watched_branches
 from modelexport.baseline.calling import ModelInputs, preserved, quiet, shaped_output, swapped, unique_names
-from modelexport.baseline.decomposition import Decomposition, FxTap
+from modelexport.baseline.decomposition import Decomposition, FxTap, Traced, work_of
 from modelexport.baseline.options import Baseline, ExportOptions, mapped
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, covered
 from modelexport.errors import ArgumentError
@@ -22,6 +26,8 @@ from modelexport.hierarchy.capture import forward_args, recording
 from modelexport.hierarchy.tree import ModuleTree
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_REPEATED_CALL = re.compile(r"@\d+$")
+"""How torch marks the path of a module in the stack of its second and later calls."""
 
 
 def export(
@@ -49,6 +55,7 @@ def _export_once(
         preserved(model),
         shaped_output(model, names or ()) as shape,
         recording(model, tree, tap) as recorder,
+        watched_branches(model, tree) as branches,
         _watched_translation() as translated,
         _renaming(chosen=options.output_names is not None),
         quiet(options.verbose),
@@ -63,7 +70,7 @@ def _export_once(
             dynamic_shapes=_for_every_input(model, inputs, options.dynamic_shapes),
             **_common(options),
         )
-    return _read(written, tree, recorder.log(), tap, translated, target, options, shape.dropped)
+    return _read(written, tree, recorder.log(), tap, translated, branches, target, options, shape.dropped)
 
 
 def _for_every_input(model: nn.Module, inputs: ModelInputs, dynamic_shapes: Any) -> Any:
@@ -91,7 +98,7 @@ def _export_program(program: ExportedProgram, tree: ModuleTree, target: Path, op
             output_names=options.output_names,
             **_common(options),
         )
-    return _read(written, tree, CallLog((), {}), FxTap(), translated, target, options, ())
+    return _read(written, tree, CallLog((), {}), FxTap(), translated, None, target, options, ())
 
 
 def _common(options: ExportOptions) -> dict[str, Any]:
@@ -110,11 +117,15 @@ def _read(
     log: CallLog,
     tap: FxTap,
     translated: _Translation,
+    branches: BranchModules | None,
     target: Path,
     options: ExportOptions,
     dropped: Sequence[str],
 ) -> Baseline:
     trace = _read_trace(written, tree, log, tap, translated)
+    if branches is not None:
+        scopes = {**trace.scopes, **dict(branches.sites(written.model.graph))}
+        trace = msgspec.structs.replace(trace, scopes=scopes, ran_in_bodies=frozenset(branches.ran))
     files = {path.name: path for path in target.parent.iterdir() if path != target}
     text = str(written.exported_program) if options.with_graph_text else None
     return Baseline(mapped(target), files, trace, tuple(dropped), text)
@@ -264,9 +275,8 @@ def _read_trace(program: Any, tree: ModuleTree, log: CallLog, tap: FxTap, transl
     fx_nodes = [node for node in program.exported_program.graph.nodes if node.op == "call_function"]
     if not log.calls or getattr(program, "_capture_strategy", None) != "TorchExportNonStrictStrategy":
         log = _log_from_stacks(fx_nodes, tree)
-    origins = _filled({node.name: _origin(node, log) for node in fx_nodes}, list(log.made_by))
-    numbers = {name: log.made_by[origin] for name, origin in origins.items() if origin is not None}
-    sites = {name: (Site(log.calls[number].path, number),) for name, number in numbers.items()}
+    origins = _aligned(fx_nodes, {node.name: _origin(node, log) for node in fx_nodes}, log, tap)
+    sites = {node.name: sites for node in fx_nodes if (sites := _sites(node, origins[node.name], log, tree))}
     program_names = _returned_values(program.exported_program, tap, fx_nodes, origins, log, sites)
     graph = program.model.graph
     renamed = _renamed_outputs(translation, [value.name for value in graph.outputs])
@@ -295,6 +305,17 @@ def _read_trace(program: Any, tree: ModuleTree, log: CallLog, tap: FxTap, transl
         for number in range(len(log.calls))
     }
     return Trace(log, scopes, covers, results)
+
+
+def _sites(node: Any, origin: str | None, log: CallLog, tree: ModuleTree) -> tuple[Site, ...]:
+    """Return the call that an FX node was made in, and the module that torch recorded if it is another one."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    recorded = tree.canonical(_REPEATED_CALL.sub("", stack[-1][0])) if stack else None
+    if origin is None:
+        return () if recorded is None else (Site(recorded),)
+    number = log.made_by[origin]
+    made = Site(log.calls[number].path, number)
+    return (made,) if recorded in (None, made.path) else (made, Site(recorded))
 
 
 def _returned_values(
@@ -350,29 +371,36 @@ def _origin(node: Any, log: CallLog) -> str | None:
     return next((name for name in reversed(names) if name in log.made_by), None)
 
 
-def _filled(origins: dict[str, str | None], traced: list[str]) -> dict[str, str | None]:
-    """Origins that torch lost, as it does in a block with another gradient mode, by their place.
+def _aligned(
+    fx_nodes: Sequence[Any], origins: dict[str, str | None], log: CallLog, tap: FxTap
+) -> dict[str, str | None]:
+    """Give the nodes of blocks that torch wrapped into one operation origins of their own.
 
-    Both programs have the same order: where a traced operation has no node, and the nodes at its
-    place no origin, they are its decomposition.
+    torch does so with a block in another gradient mode. It then inlines the block, whose nodes have no origin
+    or all have that of the last. Both programs have the same order, so within a block nodes are matched with
+    the traced operations by what they do; one without a match is a part of the next that has none.
     """
-    if None not in origins.values():
-        return origins
-    place = {name: number for number, name in enumerate(traced)}
+    place = {node.name: number for number, node in enumerate(tap.nodes)}
     used = {origin for origin in origins.values() if origin is not None}
-    filled = dict(origins)
-    waiting: list[str] = []
-    last = -1
-    for name, origin in (*origins.items(), ("", None)):
-        if origin is None and name:
-            waiting.append(name)
-            continue
-        here = len(traced) if origin is None else place[origin]
-        between = [other for other in traced[last + 1 : here] if other not in used] if waiting else []
-        if between:
-            filled.update(dict.fromkeys(waiting, between[0]))
-        waiting, last = [], here
-    return filled
+    runs = [(origin, list(run)) for origin, run in itertools.groupby(fx_nodes, lambda node: origins[node.name])]
+    aligned = dict(origins)
+    start = 0
+    for (origin, nodes), (following, _) in zip(runs, [*runs[1:], (None, [])], strict=True):
+        end = place.get(following or "", len(place)) if origin is None else place.get(origin, -1) + 1
+        block = [t for t in tap.nodes[start:end] if t.name in log.made_by and (t.name not in used or t.name == origin)]
+        if origin is None or any(traced.switches_mode for traced in block):
+            aligned.update(_match([traced for traced in block if not traced.switches_mode], nodes))
+        start = max(start, end)
+    return aligned
+
+
+def _match(block: Sequence[Traced], nodes: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Yield each node of a block with the traced operation it comes from."""
+    at = 0
+    for node in nodes if block else ():
+        found = next((i for i in range(at, len(block)) if block[i].work == work_of(node)), None)
+        yield node.name, block[min(at if found is None else found, len(block) - 1)].name
+        at = at if found is None else found + 1
 
 
 def _log_from_stacks(fx_nodes: list[Any], tree: ModuleTree) -> CallLog:

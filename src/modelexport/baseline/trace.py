@@ -32,6 +32,8 @@ class Trace(msgspec.Struct, frozen=True):
     scopes: Mapping[str, Site] = {}
     covers: Mapping[str, tuple[str, ...]] = {}
     results: Mapping[int, tuple[str | None, ...]] = {}
+    ran_in_bodies: frozenset[str] = frozenset()
+    """Modules that ran in conditional or loop bodies, whose calls are not in the log."""
 
 
 class Operation(NamedTuple):
@@ -117,8 +119,9 @@ class Survivors:
     def _now_called(self) -> dict[str, list[str]]:
         """The removed values that are still there under another name, by that name."""
         renamed: dict[str, list[str]] = {}
-        for name in self._made:
-            if name not in self._present and (now := self.find(name)) is not None:
+        for name, made in self._made.items():
+            # A step that only looks like a copy may have been folded, as the shape of a value is.
+            if name not in self._present and not _is_copy(made) and (now := self.find(name)) is not None:
                 renamed.setdefault(now, []).append(name)
         return renamed
 
