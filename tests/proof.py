@@ -26,6 +26,7 @@ from torch import nn
 import modelexport
 from modelexport.baseline.calling import read_inputs
 from modelexport.hierarchy.capture import leaves_in, scan, tensors_in
+from modelexport.hierarchy.tree import is_within
 from modelexport.tagged.model import TaggedModel
 from scopes import differences, recorded_scopes
 
@@ -195,27 +196,29 @@ def value_test(
     """
     verdict = Verdict(reshaped=reshaped)
     records = exported.modules
-    by_module = _tensors_by(exported, lambda tag: _prefixes(_dotted_prefixes, tag.hierarchy_module, tag))
     carried = {path: _carried(records, path) for path in records}
-    by_tag = _tensors_by(exported, lambda tag: _tag_prefixes_of(tag, carried))
+    by_module = _tensors_by(exported, lambda tag: {p for path in _modules(tag) for p in _dotted_prefixes(path)})
+    by_tag = _tensors_by(exported, lambda tag: {p for path in _modules(tag) for p in _tag_prefixes(carried[path])})
     by_call = _tensors_by(exported, lambda tag: [(tag.hierarchy_module, tag.hierarchy_call)])
     covering = {path for _, tag in exported.items() if tag is not None for path in tag.hierarchy_covers}
     owners = {tag.hierarchy_module for _, tag in exported.items() if tag is not None}
     constant = {name for node, _ in exported.items() if not node.inputs for name in node.outputs}
     constant.update(exported.graph.initializers)
     computed = [name for name in values if name not in constant]
+    folded = [name for name in values if name in constant]
     for path, calls in returned.items():
         record = records[path]
         if record.status == "unused":
             verdict.failures.append(f"{path!r} ran, but is called unused")
             continue
-        if record.status == "absorbed":
-            if any(owner == path or owner.startswith(f"{path}.") for owner in owners):
-                verdict.failures.append(f"{path!r} is called absorbed, but has nodes")
-            calls = [call for call in calls if any(found(tensor, computed, values) for tensor in _made(call))]
-        _check_module(verdict, f"{path!r} by module", calls, by_module.get(path, []), computed, values)
+        if record.status == "absorbed" and any(is_within(owner, path) for owner in owners):
+            verdict.failures.append(f"{path!r} is called absorbed, but has nodes")
+        made = [tensor for call in calls for tensor in _made(call)]
+        # What the exporter folded into a constant may be computed by another module as well.
+        made = [tensor for tensor in made if not found(tensor, folded, values)]
+        _check_module(verdict, f"{path!r} by module", made, by_module.get(path, []), computed, values)
         if record.tag is not None:
-            _check_module(verdict, f"{path!r} by tag", calls, by_tag.get(record.tag, []), computed, values)
+            _check_module(verdict, f"{path!r} by tag", made, by_tag.get(record.tag, []), computed, values)
         if not record.children and record.calls == len(calls) > 1 and path not in covering:
             for number, call in enumerate(calls):
                 others = [tensor for other in calls if other is not call for tensor in other.given]
@@ -224,19 +227,14 @@ def value_test(
                     f"{path!r} call {number}",
                     [tensor for tensor in _made(call) if not any(same(tensor, other) for other in others)],
                     by_call.get((path, number), []),
-                    by_module[path],
+                    by_module.get(path, []),
                     values,
                 )
     return verdict
 
 
-def _prefixes(prefixes: Any, own: str, tag: Any) -> set[str]:
-    return {prefix for path in (own, *tag.hierarchy_covers) for prefix in prefixes(path)}
-
-
-def _tag_prefixes_of(tag: Any, carried: dict[str, str]) -> set[str]:
-    tags = (tag.hierarchy_path, *(carried[path] for path in tag.hierarchy_covers))
-    return {prefix for own in tags for prefix in _tag_prefixes(own)}
+def _modules(tag: Any) -> tuple[str, ...]:
+    return (tag.hierarchy_module, *tag.hierarchy_covers)
 
 
 def _carried(records: Any, path: str) -> str:
@@ -254,13 +252,12 @@ def _made(call: Returned) -> list[np.ndarray]:
 def _check_module(
     verdict: Verdict,
     place: str,
-    calls: list[Returned],
+    made: list[np.ndarray],
     names: list[str],
     computed: list[str],
     values: dict[str, np.ndarray],
 ) -> None:
     """A module passes when each tensor that it made, and that is still in the graph, is at its nodes."""
-    made = [tensor for call in calls for tensor in _made(call)]
     missing = [tensor for tensor in made if not found(tensor, names, values)]
     verdict.checked += len(made)
     if verdict.reshaped:

@@ -1007,3 +1007,6 @@ class TakesTwo(nn.Module):
 @animal()
 def keywords_out_of_order() -> Example:
     return TakesTwo(), {"second": x(2, 1), "first": x(2, 8)}
+
+
+import zoo_ownership  # noqa: E402, F401 - it adds to the zoo

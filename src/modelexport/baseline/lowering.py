@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from modelexport.baseline.calling import swapped
-from modelexport.baseline.tap import BLOCK_START, JitTap, Traced, inputs_of, outputs_of
+from modelexport.baseline.tap import BLOCK_START, CHANGES, JitTap, Traced, inputs_of, outputs_of
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, covered
 from modelexport.hierarchy.calls import Call, CallLog
 
@@ -40,6 +40,9 @@ class Lowering:
         self._inlined_as: dict[int, int] = {}
         self._translated_as: dict[int, int] = {}
         self._made_for: dict[int, list[int]] = {}
+        self._twins: dict[int, int] = {}
+        self.merged: dict[int, list[int]] = {}
+        """By ONNX value the calls that did the same on the same inputs: the exporter did it once."""
         self._read_as: dict[int, list[tuple[int, int]]] = {}
         self._debug_names: dict[int, str] = {}
         self._values: dict[int, Any] = {}
@@ -64,7 +67,10 @@ class Lowering:
             if traced.inputs
             for unique in traced.outputs
         }
+        numbering = _Numbering()
+        inside_functions: list[tuple[list[int], tuple[int, ...]]] = []
         for node in graph.nodes():
+            self._twins.update(numbering.twins(node))
             if not node.inputsSize():
                 continue
             inputs = [value.unique() for value in inputs_of(node)]
@@ -80,9 +86,14 @@ class Lowering:
                 place = next((p for p in places if self._reads_the_same(operations[p], inputs, frozenset())), None)
             if place is not None:
                 first[key] = place + 1
-                for was, now in zip(operations[place].outputs, outputs_of(node), strict=False):
-                    self._inlined_as[was] = now.unique()
-                    self._traced_as[now.unique()] = operations[place]
+                for was, read in zip(operations[place].inputs, inputs, strict=True):
+                    self._inlined_as.setdefault(was, read)  # what a function returned has another number
+                for was, now in zip(operations[place].outputs, outputs, strict=False):
+                    self._inlined_as[was] = now
+                    self._traced_as[now] = operations[place]
+            elif not key[1]:
+                inside_functions.append((inputs, outputs))
+        self._follow_functions(inside_functions)
 
     def _reads_the_same(self, traced: Traced, inputs: list[int], made: Set[int]) -> bool:
         known = self._inlined_as
@@ -90,6 +101,26 @@ class Lowering:
             known[was] == now if was in known else was not in made and now not in self._traced_as
             for was, now in zip(traced.inputs, inputs, strict=True)
         )
+
+    def _follow_functions(self, operations: Sequence[tuple[Sequence[int], tuple[int, ...]]]) -> None:
+        """Give the operations of a compiled function, which have no scope, to the call that called the function.
+
+        The trace has one operation for the whole function; its arguments are where the others begin.
+        """
+        if not operations:
+            return
+        seen = {id(traced) for traced in self._traced_as.values()}
+        called = [t for found in self.tap.traced.values() for t in found if id(t) not in seen]
+        of_argument: dict[int, Traced] = {}
+        for traced in sorted(called, key=lambda traced: traced.outputs, reverse=True):
+            of_argument.update((self._inlined_as[was], traced) for was in traced.inputs if was in self._inlined_as)
+        made_in: dict[int, Traced] = {}
+        for inputs, outputs in operations:
+            callers = (made_in.get(read) or of_argument.get(read) for read in inputs)
+            function = next(filter(None, callers), None)
+            if function is not None:
+                made_in.update(dict.fromkeys(outputs, function))
+        self._traced_as.update(made_in)
 
     def settle(self, graph: Any) -> None:
         """Before a symbolic function runs: the exporter may have put a folded constant after the last one's nodes."""
@@ -115,7 +146,7 @@ class Lowering:
         added = self._added(graph)
         for new in added:
             self._note(new, call)
-        if traced is None and outputs:
+        if outputs:
             self._made_for[outputs[0]] = [value.unique() for new in added for value in outputs_of(new)]
         results = result if isinstance(result, tuple | list) else (result,)
         for old, value in zip(outputs, results, strict=False):
@@ -175,6 +206,18 @@ class Lowering:
                         self.made_by.update(dict.fromkeys(made, traced.call))
                     break
         self._follow_lists(became)
+        self._follow_twins(became)
+
+    def _follow_twins(self, became: Mapping[int, int]) -> None:
+        """An operation that repeats another one is removed before the translation."""
+        for twin, first in self._twins.items():
+            kept = became.get(first, first)
+            if twin not in self._translated_as and kept in self._translated_as:
+                self._translated_as[twin] = self._translated_as[kept]
+                traced = self._traced_as.get(twin)
+                if traced is not None:
+                    for unique in self._made_for.get(kept, ()):
+                        self.merged.setdefault(unique, []).append(traced.call)
 
     def _follow_lists(self, became: Mapping[int, int]) -> None:
         """An operation that makes a list, and the step that takes the list apart, become one with several results."""
@@ -250,6 +293,39 @@ class Lowering:
         return names
 
 
+class _Numbering:
+    """Finds the operations of a graph that repeat an earlier one."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, Hashable] = {}
+        self._first: dict[Hashable, list[int]] = {}
+
+    def twins(self, node: Any) -> Iterator[tuple[int, int]]:
+        """Yield each output of a node with that of the first node that does the same on the same inputs."""
+        outputs = [value.unique() for value in outputs_of(node)]
+        inputs = [value.unique() for value in inputs_of(node)]
+        constant = _constant_key(node) if not inputs else None
+        if node.kind().endswith(CHANGES) or (not inputs and constant is None) or not outputs:
+            return
+        key = (node.kind(), constant, tuple([self._numbers.get(unique, unique) for unique in inputs]))
+        first = self._first.setdefault(key, outputs)
+        self._numbers.update(zip(outputs, first, strict=False))
+        if first is not outputs and inputs:
+            yield from zip(outputs, first, strict=False)
+
+
+def _constant_key(node: Any) -> Hashable:
+    """What a constant is, if it is a small one; None else."""
+    value = node.outputsAt(0).toIValue() if node.outputsSize() == 1 else None
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), tuple(value.shape), repr(value.tolist())) if value.numel() <= _SMALL else None
+    return (type(value).__name__, repr(value))
+
+
+_SMALL = 16
+"""The most numbers of a constant tensor that is compared."""
+
+
 @contextmanager
 def watched_lowering(tap: JitTap) -> Iterator[Lowering]:
     """See the graph at each stage of the exporter while the block runs."""
@@ -320,12 +396,14 @@ def read_trace(log: CallLog, lowering: Lowering) -> Trace:
     ]
     survivors = Survivors(before, final, present)
     made_by = {name_for(unique): call for unique, call in lowering.made_by.items() if call < len(log.calls)}
+    merged = {name_for(unique): calls for unique, calls in lowering.merged.items()}
     scopes: dict[str, Site] = {}
     covers: dict[str, tuple[str, ...]] = {}
     last = -1
     for node, operation in zip(nodes, final, strict=True):
         made = [made_by[name] for old in survivors.implemented(operation) for name in old.outputs if name in made_by]
         made = made or [made_by[name] for name in operation.outputs if name in made_by]
+        made += [call for name in operation.outputs for call in merged.get(name, ())]
         scope = node.scopeName()
         recorded = lowering.tap.call_in(scope, made[0] if made else last) if scope else -1
         ran_in = [Site(log.calls[call].path, call) for call in (*made, recorded) if call >= 0]
@@ -337,8 +415,7 @@ def read_trace(log: CallLog, lowering: Lowering) -> Trace:
         number: tuple(
             None if unique is None else survivors.find(name_for(unique))
             for unique in (
-                lowering.translated_value(name, call, log.calls[0].returned) if name else None
-                for name in call.returned
+                lowering.translated_value(name, call, log.calls[0].returned) if name else None for name in call.returned
             )
         )
         for number, call in enumerate(log.calls)

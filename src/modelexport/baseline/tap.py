@@ -14,7 +14,7 @@ from modelexport.hierarchy.capture import OpenCall
 
 BLOCK_START = "prim::Param"
 _CALL_BLOCK = "prim::TracedModuleForward"
-_CHANGES = "_"
+CHANGES = "_"
 """How torch ends the name of an operation that changes its first argument."""
 
 
@@ -86,13 +86,13 @@ class JitTap:
         operations = list(_operations(state.graph()))
         marks = [(str(unique), unique) for node in operations for unique in node.outputs]
         made_by = assign_operations([(call.start, call.finish) for call in calls], marks)
-        self.writes = [node.outputs[0] for node in operations if node.outputs and node.kind.endswith(_CHANGES)]
+        self.writes = [node.outputs[0] for node in operations if node.outputs and node.kind.endswith(CHANGES)]
         self.traced = defaultdict(list)
         needed = _needed(operations, calls[0].returned)
         for node in operations:
             if needed is None or not needed.isdisjoint(node.outputs):
-                call = made_by.get(str(node.outputs[0]), -1) if node.outputs else -1
-                self.traced[node.kind, node.scope].append(Traced(node.inputs, node.outputs, call))
+                number = made_by.get(str(node.outputs[0]), -1) if node.outputs else -1
+                self.traced[node.kind, node.scope].append(Traced(node.inputs, node.outputs, number))
         return made_by
 
     def call_in(self, scope: str, near: int) -> int:
@@ -148,7 +148,7 @@ def _needed(operations: list[_Node], returned: tuple[str, ...]) -> set[int] | No
     if not needed:
         return None
     for node in reversed(operations):
-        if node.kind.endswith(_CHANGES) or not needed.isdisjoint(node.outputs):
+        if node.kind.endswith(CHANGES) or not needed.isdisjoint(node.outputs):
             needed.update(node.outputs)
             needed.update(node.inputs)
     return needed
@@ -177,7 +177,7 @@ def _writes_to(value: Any, most: int) -> int:
         node = value.node()
         if not node.inputsSize():
             break
-        count += node.kind().endswith(_CHANGES)
+        count += node.kind().endswith(CHANGES)
         value = node.inputsAt(0)
     return count
 

@@ -190,7 +190,9 @@ def _node_tags(
             continue
         tags = all_tags(node, tag, consumers)
         doc = proto.doc_string if proto.HasField("doc_string") else None
-        node_tags.append(codec.NodeTag(tags, tag, len(tags), answer.method, answer.path, answer.call, answer.covers, doc))
+        node_tags.append(
+            codec.NodeTag(tags, tag, len(tags), answer.method, answer.path, answer.call, answer.covers, doc)
+        )
     return node_tags
 
 
