@@ -102,7 +102,5 @@ def differences(exported: TaggedModel, model: nn.Module, recorded: Recorded) -> 
         accepted = {id(model.get_submodule(path)) for path in scope}
         stated = (tag.hierarchy_module, *tag.hierarchy_covers)
         if accepted.isdisjoint(id(model.get_submodule(path)) for path in stated):
-            found.append(
-                f"{node.key} ({node.op_type}): recorded in {sorted(scope)}, mapped to {stated} by {tag.hierarchy_method}"
-            )
+            found.append(f"{node.key} ({node.op_type}): recorded in {sorted(scope)}, mapped to {stated}")
     return found

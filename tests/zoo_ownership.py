@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -263,7 +264,8 @@ def scaled_relu(x: Tensor) -> Tensor:
 class CallsAScriptedFunction(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.function = torch.jit.script(scaled_relu)
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            self.function = torch.jit.script(scaled_relu)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)

@@ -388,8 +388,11 @@ def _aligned(
     for (origin, nodes), (following, _) in zip(runs, [*runs[1:], (None, [])], strict=True):
         end = place.get(following or "", len(place)) if origin is None else place.get(origin, -1) + 1
         block = [t for t in tap.nodes[start:end] if t.name in log.made_by and (t.name not in used or t.name == origin)]
-        if origin is None or any(traced.switches_mode for traced in block):
-            aligned.update(_match([traced for traced in block if not traced.switches_mode], nodes))
+        operations = [traced for traced in block if not traced.switches_mode]
+        works = {traced.work for traced in operations if traced.name != origin}
+        wrapped = len(operations) < len(block) and any(work_of(node) in works for node in nodes)
+        if operations and (origin is None or wrapped):
+            aligned.update(_match(operations, nodes))
         start = max(start, end)
     return aligned
 
@@ -397,7 +400,7 @@ def _aligned(
 def _match(block: Sequence[Traced], nodes: Sequence[Any]) -> Iterator[tuple[str, str]]:
     """Yield each node of a block with the traced operation it comes from."""
     at = 0
-    for node in nodes if block else ():
+    for node in nodes:
         found = next((i for i in range(at, len(block)) if block[i].work == work_of(node)), None)
         yield node.name, block[min(at if found is None else found, len(block) - 1)].name
         at = at if found is None else found + 1
