@@ -216,6 +216,10 @@ def value_test(
         made = [tensor for call in calls for tensor in _made(call)]
         # What the exporter folded into a constant may be computed by another module as well.
         made = [tensor for tensor in made if not found(tensor, folded, values)]
+        if not any(name for names in record.results for name in names):  # nothing reads it, so it is not in the file
+            others = [calls for other, calls in returned.items() if not is_within(path, other) and other != path]
+            alike = [tensor for calls in others for call in calls for tensor in _made(call)]
+            made = [tensor for tensor in made if not any(same(tensor, other) for other in alike)]
         _check_module(verdict, f"{path!r} by module", made, by_module.get(path, []), computed, values)
         if record.tag is not None:
             _check_module(verdict, f"{path!r} by tag", made, by_tag.get(record.tag, []), computed, values)

@@ -389,11 +389,12 @@ def _aligned(
         end = place.get(following or "", len(place)) if origin is None else place.get(origin, -1) + 1
         block = [t for t in tap.nodes[start:end] if t.name in log.made_by and (t.name not in used or t.name == origin)]
         operations = [traced for traced in block if not traced.switches_mode]
-        works = {traced.work for traced in operations if traced.name != origin}
-        wrapped = len(operations) < len(block) and any(work_of(node) in works for node in nodes)
+        lost = [traced.work for traced in operations if traced.name != origin]
+        found = sum(work_of(node) in lost for node in nodes)
+        wrapped = found > 0 and (len(operations) < len(block) or 2 * found >= len(lost))
         if operations and (origin is None or wrapped):
             aligned.update(_match(operations, nodes))
-        start = max(start, end)
+        start = max(start, 1 + place.get(aligned[nodes[-1].name] or "", -1))
     return aligned
 
 

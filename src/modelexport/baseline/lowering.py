@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -304,9 +305,9 @@ class _Numbering:
         """Yield each output of a node with that of the first node that does the same on the same inputs."""
         outputs = [value.unique() for value in outputs_of(node)]
         inputs = [value.unique() for value in inputs_of(node)]
-        constant = _constant_key(node) if not inputs else None
-        if node.kind().endswith(CHANGES) or (not inputs and constant is None) or not outputs:
+        if node.kind().endswith(CHANGES) or not outputs:
             return
+        constant = None if inputs else _constant_key(node)
         key = (node.kind(), constant, tuple([self._numbers.get(unique, unique) for unique in inputs]))
         first = self._first.setdefault(key, outputs)
         self._numbers.update(zip(outputs, first, strict=False))
@@ -315,15 +316,12 @@ class _Numbering:
 
 
 def _constant_key(node: Any) -> Hashable:
-    """What a constant is, if it is a small one; None else."""
+    """Return what tells a constant from others."""
     value = node.outputsAt(0).toIValue() if node.outputsSize() == 1 else None
-    if isinstance(value, torch.Tensor):
-        return (str(value.dtype), tuple(value.shape), repr(value.tolist())) if value.numel() <= _SMALL else None
-    return (type(value).__name__, repr(value))
-
-
-_SMALL = 16
-"""The most numbers of a constant tensor that is compared."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__, repr(value)
+    content = hashlib.sha256(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return str(value.dtype), tuple(value.shape), content.digest()
 
 
 @contextmanager
