@@ -75,6 +75,11 @@ def _judge(outcome: Outcome, model: nn.Module, inputs: dict[str, Any], folder: P
     if asked:
         outcome.status, outcome.reason = "torch-wrong", f"the file asks for {', '.join(asked)}, which was not given"
         return
+    findings = modelexport.validate(target, check_consistency=True).findings
+    ours = [found.message for found in findings if found.code != "onnx-invalid"]
+    if findings:
+        outcome.status, outcome.reason = ("we-fail", ours[0]) if ours else ("torch-wrong", findings[0].message)
+        return
     try:
         proof.check_valid(target)
         values = proof.onnx_values(target, inputs)

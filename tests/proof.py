@@ -118,7 +118,8 @@ def onnx_values(path: Path, example_inputs: Any) -> dict[str, np.ndarray]:
     values = _run(proto, feeds, path.parent)
     keys = {name: name for name in values}
     while (found := _branch_to_inline(proto)) is not None:
-        node, taken = found, bool(np.asarray(values[found.input[0]]).reshape(-1)[0])
+        condition = {**initializers, **feeds, **values}[found.input[0]]
+        node, taken = found, bool(np.asarray(condition).reshape(-1)[0])
         keys.update(_inline(proto, node, "then_branch" if taken else "else_branch"))
         values = _run(proto, feeds, path.parent)
     everything = {**initializers, **feeds, **values}
@@ -418,7 +419,8 @@ def check_map(exported: TaggedModel, returned: dict[str, list[Returned]]) -> Non
 
 
 def check_valid(path: Path) -> None:
-    assert modelexport.validate(path, check_consistency=True).findings == ()
+    findings = modelexport.validate(path, check_consistency=True).findings
+    assert not findings, findings[0].message
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
