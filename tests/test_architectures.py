@@ -90,3 +90,18 @@ def test_a_program_that_torch_can_only_translate_without_gradients(tmp_path: Pat
         torch.onnx.export(model, (), str(plain), kwargs=inputs, dynamo=True, verbose=False)
     plain_export(model, inputs, plain, "dynamo", output_names=names)
     assert strip_bytes(tmp_path / "model.onnx") == plain.read_bytes()
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", EXPORTER)
+def test_the_last_norm_of_a_stack_owns_its_nodes(strategy: str, tmp_path: Path) -> None:
+    """A dropout follows the norm and does nothing; the norm's result goes by another name."""
+    model, inputs = ARCHITECTURES["t5"]()
+    report = modelexport.export_model(model, inputs, tmp_path / "t5.onnx", strategy=strategy)
+    modules = report.hierarchy.modules
+    for stack in ("encoder", "decoder"):
+        assert modules[f"{stack}.final_layer_norm"].nodes >= 6
+        assert modules[f"{stack}.final_layer_norm"].status == "nodes"
+        assert modules[f"{stack}.dropout"].nodes == 0
+    if strategy == "fx":
+        assert modules["encoder.final_layer_norm"].nodes == 7

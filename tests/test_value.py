@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import onnx
 import pytest
 
 import modelexport
 from modelexport.graph import nested_graphs
 from proof import check_map, plain_export, prove, pytorch_values, strip_bytes, value_test
+from scopes import differences, recorded_scopes
 from zoo import TORCH_CANNOT, ZOO, distinct
 
 EXPORTER = {"fx": "dynamo", "htp": "torchscript"}
@@ -94,8 +96,6 @@ def test_a_wrong_map_fails_the_value_test(tmp_path: Path) -> None:
     exported = modelexport.load(report.onnx_path)
     returned, values = pytorch_values(model, inputs), onnx_values(report.onnx_path, inputs)
     assert not value_test(exported, returned, values).failures
-    import msgspec
-
     swap = {"ln_1": "fc", "fc": "ln_1"}
     exported.tags = [
         tag and msgspec.structs.replace(tag, hierarchy_module=swap.get(tag.hierarchy_module, tag.hierarchy_module))
@@ -105,3 +105,18 @@ def test_a_wrong_map_fails_the_value_test(tmp_path: Path) -> None:
     exported.tags[0] = None
     with pytest.raises(AssertionError, match="no tag"):
         check_map(exported, returned)
+
+
+@pytest.mark.parametrize("strategy", EXPORTER)
+def test_a_node_in_another_module_than_recorded_fails_the_proof(strategy: str, tmp_path: Path) -> None:
+    """The proof can fail: give the nodes of a norm to its caller, as a map that follows results does."""
+    model, inputs = ZOO["norm_before_dropout"]()
+    with recorded_scopes(model) as recorded:
+        report = modelexport.export_model(distinct(model), inputs, tmp_path / "model.onnx", strategy=strategy)
+    exported = modelexport.load(report.onnx_path)
+    assert differences(exported, model, recorded) == []
+    exported.tags = [
+        tag and msgspec.structs.replace(tag, hierarchy_module=tag.hierarchy_module.removesuffix(".final_norm"))
+        for tag in exported.tags
+    ]
+    assert len(differences(exported, model, recorded)) > 5

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import nn
 
 import modelexport
 from modelexport.attribution import strategies
-from modelexport.attribution.evidence import Evidence
-from modelexport.baseline.trace import Site
+from modelexport.attribution.evidence import Evidence, Facts
+from modelexport.attribution.parameters import by_parameter
+from modelexport.baseline.trace import Site, Trace
 from modelexport.errors import ArgumentError
+from modelexport.graph import flatten
+from modelexport.hierarchy.tree import Module, ModuleTree
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
@@ -183,3 +187,37 @@ def test_a_compiled_model_exports_with_the_recommended_strategy(tmp_path: Path) 
     report = modelexport.export_model(model, torch.ones(1, 4), tmp_path / "m.onnx", strategy=strategy)
     assert report.coverage == 1.0
     assert report.hierarchy.modules["2"].status == "nodes"
+
+
+@pytest.mark.regression
+def test_depth_and_not_the_length_of_a_name_tells_which_module_is_nearer() -> None:
+    """Two norms have equal weights, of which the exporter keeps one: the deeper common ancestor decides."""
+    paths = ["", "a_module_with_a_long_name", "s", "s.t"]
+    names = {
+        path: tuple(other.rpartition(".")[2] for other in paths if other and parent(other) == path) for path in paths
+    }
+    tree = ModuleTree(
+        {
+            path: Module(path, "m.M", (*names[path], *(("fc", "norm") if path in LEAVES_IN else ())), (), (), ())
+            for path in paths
+        }
+        | {f"{path}.fc": Module(f"{path}.fc", "m.M", (), (), (), ()) for path in LEAVES_IN}
+        | {f"{path}.norm": Module(f"{path}.norm", "m.M", (), ("weight",), (), ()) for path in LEAVES_IN},
+        {f"{path}.norm.weight": (4,) for path in LEAVES_IN},
+    )
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["a"]),
+        onnx.helper.make_node("Mul", ["a", "s.t.norm.weight"], ["b"]),
+        onnx.helper.make_node("Relu", ["b"], ["c"]),
+    ]
+    weight = onnx.helper.make_tensor("s.t.norm.weight", onnx.TensorProto.FLOAT, [4], [1.0] * 4)
+    graph = flatten(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [], [], [weight])))
+    settled = {0: Site("a_module_with_a_long_name.fc"), 2: Site("s.t.fc")}
+    assert by_parameter(Facts(graph, tree, Trace()), settled) == {1: Site("s.t.norm")}
+
+
+LEAVES_IN = ("a_module_with_a_long_name", "s.t")
+
+
+def parent(path: str) -> str:
+    return path.rpartition(".")[0]

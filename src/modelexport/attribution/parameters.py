@@ -94,8 +94,9 @@ def _nearest(facts: Facts, index: int, candidates: set[str], settled: Mapping[in
     around = [settled[other].path for other in _settled_around(facts, index, settled)]
     if not around:
         return None
+    tree = facts.tree
     ranked = sorted(
-        ((max(len(facts.tree.common_ancestor(path, other)) for other in around), path) for path in candidates),
+        ((max(len(tree.lineage(tree.common_ancestor(path, other))) for other in around), path) for path in candidates),
         reverse=True,
     )
     if len(ranked) > 1 and ranked[0][0] == ranked[1][0]:
