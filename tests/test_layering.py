@@ -37,10 +37,12 @@ ROOMS = [
 TORCH_FILES = {
     "hierarchy/capture.py",
     "hierarchy/program.py",
+    "baseline/branches.py",
     "baseline/calling.py",
     "baseline/decomposition.py",
     "baseline/dynamo.py",
     "baseline/lowering.py",
+    "baseline/numbering.py",
     "baseline/tap.py",
     "baseline/torchscript.py",
     "baseline/weights_apart.py",

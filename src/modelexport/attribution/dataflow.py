@@ -9,10 +9,9 @@ from modelexport.baseline.trace import Site
 
 
 def by_dataflow(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
-    """The common ancestor of a node's readers, else of its writers; in a body, of both."""
+    """The common ancestor of a node's readers, else of its writers; in a body, the enclosing node's module."""
     known: dict[int, Site] = dict(settled)
     nodes = facts.graph.nodes
-    _fill_bodies(facts, known)
     for index in reversed(range(len(nodes))):
         _settle(facts, known, index, facts.graph.readers(index))
     for index in range(len(nodes)):
@@ -49,32 +48,6 @@ def _settle(facts: Facts, known: dict[int, Site], index: int, around: Iterable[i
     sites = [known[other] for other in around if other in known]
     if sites:
         known[index] = meet(facts, sites)
-
-
-def _fill_bodies(facts: Facts, known: dict[int, Site]) -> None:
-    """Inside a nested body only weights give evidence: what lies between two modules is their common ancestor's."""
-    bodies = [index for index, node in enumerate(facts.graph.nodes) if node.enclosing >= 0]
-    before: dict[int, Site] = {}
-    after: dict[int, Site] = {}
-    for index in bodies:
-        _carry(facts, known, before, index, facts.graph.writers(index))
-    for index in reversed(bodies):
-        _carry(facts, known, after, index, facts.graph.readers(index))
-    for index in bodies:
-        sites = [side[index] for side in (before, after) if index in side]
-        if index not in known and sites:
-            known[index] = meet(facts, sites)
-
-
-def _carry(
-    facts: Facts, known: Mapping[int, Site], carried: dict[int, Site], index: int, around: Iterable[int]
-) -> None:
-    """What the nearest settled nodes of the same body say on one side of this node."""
-    body = facts.graph.nodes[index].enclosing
-    same_body = [other for other in around if facts.graph.nodes[other].enclosing == body]
-    sites = [site for other in same_body if (site := known.get(other) or carried.get(other)) is not None]
-    if sites:
-        carried[index] = meet(facts, sites)
 
 
 def _fill_functions(facts: Facts, known: dict[int, Site]) -> None:

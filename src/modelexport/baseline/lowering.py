@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -12,7 +11,8 @@ from typing import Any
 import torch
 
 from modelexport.baseline.calling import swapped
-from modelexport.baseline.tap import BLOCK_START, CHANGES, JitTap, Traced, inputs_of, outputs_of
+from modelexport.baseline.numbering import Numbering
+from modelexport.baseline.tap import BLOCK_START, JitTap, Traced, inputs_of, outputs_of
 from modelexport.baseline.trace import Operation, Site, Survivors, Trace, covered
 from modelexport.hierarchy.calls import Call, CallLog
 
@@ -68,7 +68,7 @@ class Lowering:
             if traced.inputs
             for unique in traced.outputs
         }
-        numbering = _Numbering()
+        numbering = Numbering()
         inside_functions: list[tuple[list[int], tuple[int, ...]]] = []
         for node in graph.nodes():
             self._twins.update(numbering.twins(node))
@@ -292,36 +292,6 @@ class Lowering:
                     names[unique] = heir.debugName()
         names.update(zip(self.outputs, (value.debugName() for value in self.final.outputs()), strict=False))
         return names
-
-
-class _Numbering:
-    """Finds the operations of a graph that repeat an earlier one."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, Hashable] = {}
-        self._first: dict[Hashable, list[int]] = {}
-
-    def twins(self, node: Any) -> Iterator[tuple[int, int]]:
-        """Yield each output of a node with that of the first node that does the same on the same inputs."""
-        outputs = [value.unique() for value in outputs_of(node)]
-        inputs = [value.unique() for value in inputs_of(node)]
-        if node.kind().endswith(CHANGES) or not outputs:
-            return
-        constant = None if inputs else _constant_key(node)
-        key = (node.kind(), constant, tuple([self._numbers.get(unique, unique) for unique in inputs]))
-        first = self._first.setdefault(key, outputs)
-        self._numbers.update(zip(outputs, first, strict=False))
-        if first is not outputs and inputs:
-            yield from zip(outputs, first, strict=False)
-
-
-def _constant_key(node: Any) -> Hashable:
-    """Return what tells a constant from others."""
-    value = node.outputsAt(0).toIValue() if node.outputsSize() == 1 else None
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__, repr(value)
-    content = hashlib.sha256(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return str(value.dtype), tuple(value.shape), content.digest()
 
 
 @contextmanager
