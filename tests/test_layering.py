@@ -26,6 +26,7 @@ ROOMS = [
     "graphml",
     "report",
     "markdown",
+    "outputs",
     "source",
     "pipeline",
     "job",

@@ -13,11 +13,11 @@ import msgspec
 from modelexport.attribution.strategies import ExportStrategy, check_exporter, find_strategy
 from modelexport.errors import ArgumentError, GraphmlWarning
 from modelexport.graphml.dialect import MODES
-from modelexport.graphml.write import check_graphml, check_mode
+from modelexport.graphml.write import check_mode
 from modelexport.hierarchy.tags import idle_names, make_policy
+from modelexport.outputs import check_outputs
 from modelexport.tagged.scrub import refuse_graph_text
 from modelexport.tagged.sidecar import SourceOptions
-from modelexport.tagged.staging import check_target
 
 if TYPE_CHECKING:
     from modelexport.report import ExportReport
@@ -91,12 +91,14 @@ def check_options(job: Job) -> None:
 def check(job: Job) -> None:
     """Raise for what can be seen to be wrong before torch is loaded."""
     check_options(job)
-    output = check_target(job.output)
-    if job.with_graphml or job.graphml_output is not None:
-        check_graphml(output, job.graphml_output, job.graphml_parameters)
-    for extra in (job.jit_graph, job.fx_graph):
-        if extra is not None and check_target(extra, suffix="") == output:
-            raise ArgumentError(f"{extra} is the output itself", hint="choose another file")
+    check_outputs(
+        job.output,
+        with_graphml=job.with_graphml,
+        graphml_output=job.graphml_output,
+        graphml_parameters=job.graphml_parameters,
+        with_report=job.with_report,
+        graph_files=(job.jit_graph, job.fx_graph),
+    )
 
 
 def source_files(model: str) -> list[Path]:

@@ -47,12 +47,13 @@ from modelexport.errors import (
 )
 from modelexport.graph import flatten
 from modelexport.graphml.dialect import MODES
-from modelexport.graphml.write import check_graphml, export_graphml
+from modelexport.graphml.write import export_graphml
 from modelexport.hierarchy.capture import scan
 from modelexport.hierarchy.program import scan_program
 from modelexport.hierarchy.tags import assign_tags, make_policy
 from modelexport.hierarchy.tree import ModuleTree
 from modelexport.markdown import markdown, report_path
+from modelexport.outputs import check_outputs
 from modelexport.report import ExportReport, Steps
 from modelexport.tagged import wire
 from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
@@ -65,7 +66,7 @@ from modelexport.tagged.sidecar import (
     encode_sidecar,
     sidecar_path,
 )
-from modelexport.tagged.staging import Staging, check_target, staging, write_file
+from modelexport.tagged.staging import Staging, staging, write_file
 
 _EXPORTERS: dict[str, Callable[..., Baseline]] = {"dynamo": dynamo.export, "torchscript": torchscript.export}
 _OPSETS = {"dynamo": (7, 25), "torchscript": (7, 20)}
@@ -126,8 +127,14 @@ def export_model(
       before they are complete; without it that is the output's folder.
     - `source`, `inputs_from`, `source_options`, `seed`: are recorded as they are, for `verify`.
     """
-    target = check_target(output_path)
-    graphml = check_graphml(target, graphml_output, graphml_parameters) if with_graphml or graphml_output else None
+    target, graphml = check_outputs(
+        output_path,
+        with_graphml=with_graphml,
+        graphml_output=graphml_output,
+        graphml_parameters=graphml_parameters,
+        with_report=with_report,
+        graph_files=(jit_graph, fx_graph),
+    )
     refuse_graph_text(scrub, jit_graph, fx_graph)
     module = _check_model(model)
     inputs = _check_inputs(module, example_inputs)
@@ -204,7 +211,7 @@ def export_model(
         stage.commit()
     graph_file = {"torchscript": jit_graph, "dynamo": fx_graph}[used]
     if graph_file is not None and baseline.graph_text is not None:
-        write_file(check_target(graph_file, suffix=""), baseline.graph_text.encode())
+        write_file(Path(graph_file), baseline.graph_text.encode())
     if graphml is not None:
         with steps.step("write the GraphML"):
             report = _add_graphml(report, graphml, graphml_parameters)
