@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 import modelexport
 from architectures import ARCHITECTURES
-from modelexport.baseline.calling import ModelInputs, OutputShape, as_called, preserved, read_inputs
+from modelexport.baseline.calling import ModelInputs, OutputShape, as_called, preserved, quiet, read_inputs
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError
 from proof import hooks_of
 from zoo import ZOO
@@ -226,3 +227,31 @@ def test_threads_take_turns(tmp_path: Path) -> None:
         thread.join()
     assert len(reports) == 4
     assert all(modelexport.load(tmp_path / f"{number}.onnx").coverage == 1 for number in range(4))
+
+
+@pytest.mark.regression
+def test_silent_blocks_in_two_threads_leave_the_screen_as_it_was() -> None:
+    before = sys.stdout, sys.stderr
+    one_is_in, other_is_in, one_is_out = threading.Event(), threading.Event(), threading.Event()
+
+    def one() -> None:
+        with quiet(verbose=False):
+            one_is_in.set()
+            other_is_in.wait(0.5)  # in vain where the other one waits for its turn
+        one_is_out.set()
+
+    def other() -> None:
+        one_is_in.wait()
+        with quiet(verbose=False):
+            other_is_in.set()
+            one_is_out.wait()
+
+    threads = [threading.Thread(target=work) for work in (one, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = before
+    assert after == before
+    assert not any(stream.closed for stream in before)
