@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import sys
 import threading
 import warnings
@@ -255,3 +256,61 @@ def test_silent_blocks_in_two_threads_leave_the_screen_as_it_was() -> None:
     sys.stdout, sys.stderr = before
     assert after == before
     assert not any(stream.closed for stream in before)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.fc(x))
+
+
+class Quantizable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant = torch.ao.quantization.QuantStub()
+        self.twice = Inner()
+        self.once = Inner()
+        self.dequant = torch.ao.quantization.DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.twice(self.once(self.twice(self.quant(x)))))
+
+
+def statically_quantized(inputs: Tensor) -> nn.Module:
+    model = Quantizable().eval()
+    model.qconfig = torch.ao.quantization.default_qconfig  # type: ignore[assignment]
+    prepared = torch.ao.quantization.prepare(model)
+    prepared(inputs)
+    return torch.ao.quantization.convert(prepared)
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore")
+def test_a_statically_quantized_model(tmp_path: Path) -> None:
+    """torch compiles its packed weights, and traces the model into a compiled module before it exports that."""
+    inputs = torch.randn(2, 4)
+    model = statically_quantized(inputs)
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
+    plain = io.BytesIO()
+    torch.onnx.export(model, (inputs,), plain, dynamo=False)
+    stripped = modelexport.strip(report.onnx_path, tmp_path / "plain.onnx")
+    assert stripped.read_bytes() == plain.getvalue()
+    modules = report.hierarchy.modules
+    assert report.hierarchy.statistics.methods == {"scope": report.nodes}
+    assert modules["twice"].nodes == 2 * modules["once"].nodes > 0
+    assert report.nodes == sum(modules[path].nodes for path in ("quant", "twice", "once", "dequant"))
+    assert {node.call for node in report.hierarchy.nodes.values() if node.module == "twice.fc"} == {0, 1}
+    assert modelexport.verify(model, inputs, report.onnx_path).agrees
+    assert hooks_of(model) == 0
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore")
+def test_torch_says_why_it_cannot_export_a_dynamically_quantized_model(tmp_path: Path) -> None:
+    model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(ExportError, match=r"'quantized::linear_dynamic'.* is not supported"):
+        modelexport.export_model(model, torch.randn(2, 4), tmp_path / "m.onnx", strategy="htp")

@@ -26,7 +26,7 @@ from modelexport.baseline.tap import JitTap
 from modelexport.baseline.weights_apart import weights_apart
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError
-from modelexport.hierarchy.capture import forward_args, recording
+from modelexport.hierarchy.capture import forward_args, hooks_not_compiled, recording
 from modelexport.hierarchy.tree import ModuleTree
 
 
@@ -65,6 +65,7 @@ def _export_once(
     apart = options.external_data or exceeds_one_file(model)
     with (
         preserved(model),
+        hooks_not_compiled(model),
         shaped_output(model, names or (), may_be_numbers=False) as shape,
         recording(model, tree, tap) as recorder,
         watched_lowering(tap) as lowering,
