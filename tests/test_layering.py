@@ -44,6 +44,7 @@ TORCH_FILES = {
     "baseline/lowering.py",
     "baseline/tap.py",
     "baseline/torchscript.py",
+    "baseline/tracer_warnings.py",
     "baseline/weights_apart.py",
     "source/load.py",
     "source/hub.py",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from modelexport.attribution.strategies import ExportStrategy, check_exporter, find_strategy
-from modelexport.errors import ArgumentError, GraphmlWarning
+from modelexport.errors import ArgumentError, FallbackWarning, GraphmlWarning
 from modelexport.graphml.dialect import MODES
 from modelexport.graphml.write import check_mode
 from modelexport.hierarchy.tags import idle_names, make_policy
@@ -35,6 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     output: str
     strategy: str = "auto"
     exporter: str | None = None
+    fallback: bool = True
     input_text: str | None = None
     input_shape: tuple[int, ...] | dict[str, tuple[int, ...]] = {}
     input_specs: str | None = None
@@ -116,7 +117,8 @@ def perform(job: Job, on_step: Callable[[str], None], verbose: bool = False) -> 
     """Load the model, make its inputs, export it. Loads torch, and whatever the model needs."""
     check(job)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GraphmlWarning)  # the report says it
+        for category in (FallbackWarning, GraphmlWarning):  # the report says it
+            warnings.simplefilter("ignore", category)
         on_step("load torch and the model")
         from modelexport.pipeline import export_model
         from modelexport.source.inputs import Wanted
@@ -148,6 +150,7 @@ def perform(job: Job, on_step: Callable[[str], None], verbose: bool = False) -> 
                 job.optimize,
                 verbose,
                 exporter=job.exporter,
+                fallback=job.fallback,
                 opset_version=job.opset_version,
                 torch_nn_exceptions=job.torch_nn,
                 include=job.include,

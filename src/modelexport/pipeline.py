@@ -36,11 +36,13 @@ from modelexport.baseline.calling import (
 )
 from modelexport.baseline.failure import explain
 from modelexport.baseline.options import Baseline, ExportOptions
+from modelexport.baseline.tracer_warnings import note_lines
 from modelexport.collector import collector_paused
 from modelexport.errors import (
     ArgumentError,
     ArgumentTypeError,
     ExportError,
+    FallbackWarning,
     GraphmlWarning,
     ModelExportError,
     first_line,
@@ -81,6 +83,7 @@ def export_model(
     verbose: bool = False,
     *,
     exporter: str | None = None,
+    fallback: bool = True,
     opset_version: int | None = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
@@ -114,6 +117,7 @@ def export_model(
     - `example_inputs`: a tensor, a tuple of positional inputs or a dict of keyword inputs.
     - `output_path`: a name that ends in `.onnx`; the sidecar and a data file get names after it.
     - `strategy`: `auto`, `fx`, `htp`, `usage_based` or a registered one; `exporter` overrides its exporter.
+    - `fallback`: let `auto` go on with torchscript where dynamo fails, which a FallbackWarning says.
     - `optimize`, `opset_version`, `dynamic_shapes`, `input_names`, `output_names`: as torch's exporter takes them.
       Without names, inputs given by keyword and outputs of a mapping are called by their keys.
     - `external_data`: weights beside the file or inside it; None leaves it to the exporter and the size.
@@ -149,7 +153,7 @@ def export_model(
         verbose=verbose,
         with_graph_text=jit_graph is not None or fx_graph is not None,
     )
-    attempts = _attempts(strategy, exporter)
+    attempts = _attempts(strategy, exporter, fallback)
     if external_data is False and isinstance(module, nn.Module) and exceeds_one_file(module):
         raise ArgumentError("the weights do not fit into one file: the limit is 2 GiB", hint="leave external_data out")
     if isinstance(module, ExportedProgram):
@@ -203,6 +207,7 @@ def export_model(
             data_paths=tuple(target.parent / name for name in sorted(baseline.files)),
             hierarchy=hierarchy.sidecar,
             timings=steps.timings,
+            notes=note_lines(baseline.tracer_notes, with_places=not scrub),
             report_path=report_path(target) if with_report else None,
         )
         if report.report_path is not None:
@@ -215,6 +220,8 @@ def export_model(
     if graphml is not None:
         with steps.step("write the GraphML"):
             report = _add_graphml(report, graphml, graphml_parameters)
+    if report.fallback_message is not None:
+        warnings.warn(report.fallback_message, FallbackWarning, stacklevel=2)
     return report
 
 
@@ -288,14 +295,15 @@ def _check_opset(opset_version: object, exporter: str) -> None:
         )
 
 
-def _attempts(strategy: str, exporter: str | None) -> list[tuple[Strategy, str]]:
+def _attempts(strategy: str, exporter: str | None, fallback: bool = True) -> list[tuple[Strategy, str]]:
     """The strategies to try in order, each with its exporter."""
     check_exporter(exporter)
     if strategy != ExportStrategy.AUTO:
         chosen = find_strategy(strategy)
         return [(chosen, exporter or chosen.exporter)]
     both = [(candidate, candidate.exporter) for candidate in (FX, HTP)]
-    return both if exporter is None else [attempt for attempt in both if attempt[1] == exporter]
+    able = both if exporter is None else [attempt for attempt in both if attempt[1] == exporter]
+    return able if fallback else able[:1]
 
 
 def _export_baseline(

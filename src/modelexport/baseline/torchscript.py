@@ -23,6 +23,7 @@ from modelexport.baseline.calling import (
 from modelexport.baseline.lowering import read_trace, watched_lowering
 from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.baseline.tap import JitTap
+from modelexport.baseline.tracer_warnings import collected_tracer_warnings
 from modelexport.baseline.weights_apart import weights_apart
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError
@@ -70,6 +71,7 @@ def _export_once(
         recording(model, tree, tap) as recorder,
         watched_lowering(tap) as lowering,
         quiet(options.verbose),
+        collected_tracer_warnings(options.verbose) as notes,
         weights_apart(target) if apart else nullcontext() as place,
         collector_paused(),
     ):
@@ -93,7 +95,7 @@ def _export_once(
     with collector_paused():
         trace = read_trace(recorder.log(), lowering)
     text = str(lowering.final) if options.with_graph_text else None
-    return Baseline(data, files, trace, tuple(shape.dropped), text)
+    return Baseline(data, files, trace, tuple(shape.dropped), text, tuple(notes))
 
 
 def _needs_shim(model: nn.Module, inputs: ModelInputs) -> bool:
