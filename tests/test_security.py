@@ -214,7 +214,11 @@ def test_a_scrubbed_fallback_does_not_quote_the_model(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2 if bool(x.sum() > 0) else x  # a line that nobody should read
 
-    report = modelexport.export_model(Falls(), torch.ones(1, 4), tmp_path / "m.onnx", scrub=True)
+    with pytest.warns(modelexport.FallbackWarning) as caught:
+        report = modelexport.export_model(Falls(), torch.ones(1, 4), tmp_path / "m.onnx", scrub=True, with_report=True)
+    told = [str(caught[0].message), *report.notes]
+    assert len(told) == 2
+    assert not any(".py" in line or "nobody should read" in line for line in told)
     assert report.exporter == "torchscript"
     assert report.fallback_reason is not None
     assert re.fullmatch(r"\w+", report.fallback_reason)

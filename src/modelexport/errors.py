@@ -9,6 +9,7 @@ ModelExportError                 anything below; `hint` says what to do, `exit_c
   ExportError (RuntimeError)     torch could not export the model
     ModelRunError                it does not even run on these inputs
 
+FallbackWarning                  auto used the torchscript exporter, because dynamo failed
 GraphmlWarning                   the export is done, but its GraphML could not be written
 """
 
@@ -74,6 +75,10 @@ class ExportError(ModelExportError, RuntimeError):
 
 class ModelRunError(ExportError):
     """The model itself does not run on the example inputs, with or without an export."""
+
+
+class FallbackWarning(UserWarning):
+    """`auto` used the torchscript exporter because dynamo failed: branches and loops are fixed to the inputs."""
 
 
 class GraphmlWarning(UserWarning):

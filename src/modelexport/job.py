@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from modelexport.attribution.strategies import ExportStrategy, check_exporter, find_strategy
-from modelexport.errors import ArgumentError, GraphmlWarning
+from modelexport.errors import ArgumentError, FallbackWarning, GraphmlWarning
 from modelexport.graphml.dialect import MODES
-from modelexport.graphml.write import check_graphml, check_mode
+from modelexport.graphml.write import check_mode
 from modelexport.hierarchy.tags import idle_names, make_policy
+from modelexport.outputs import check_outputs
 from modelexport.tagged.scrub import refuse_graph_text
 from modelexport.tagged.sidecar import SourceOptions
-from modelexport.tagged.staging import check_target
 
 if TYPE_CHECKING:
     from modelexport.report import ExportReport
@@ -35,6 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     output: str
     strategy: str = "auto"
     exporter: str | None = None
+    fallback: bool = True
     input_text: str | None = None
     input_shape: tuple[int, ...] | dict[str, tuple[int, ...]] = {}
     input_specs: str | None = None
@@ -91,12 +92,14 @@ def check_options(job: Job) -> None:
 def check(job: Job) -> None:
     """Raise for what can be seen to be wrong before torch is loaded."""
     check_options(job)
-    output = check_target(job.output)
-    if job.with_graphml or job.graphml_output is not None:
-        check_graphml(output, job.graphml_output, job.graphml_parameters)
-    for extra in (job.jit_graph, job.fx_graph):
-        if extra is not None and check_target(extra, suffix="") == output:
-            raise ArgumentError(f"{extra} is the output itself", hint="choose another file")
+    check_outputs(
+        job.output,
+        with_graphml=job.with_graphml,
+        graphml_output=job.graphml_output,
+        graphml_parameters=job.graphml_parameters,
+        with_report=job.with_report,
+        graph_files=(job.jit_graph, job.fx_graph),
+    )
 
 
 def source_files(model: str) -> list[Path]:
@@ -114,7 +117,8 @@ def perform(job: Job, on_step: Callable[[str], None], verbose: bool = False) -> 
     """Load the model, make its inputs, export it. Loads torch, and whatever the model needs."""
     check(job)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GraphmlWarning)  # the report says it
+        for category in (FallbackWarning, GraphmlWarning):  # the report says it
+            warnings.simplefilter("ignore", category)
         on_step("load torch and the model")
         from modelexport.pipeline import export_model
         from modelexport.source.inputs import Wanted
@@ -146,6 +150,7 @@ def perform(job: Job, on_step: Callable[[str], None], verbose: bool = False) -> 
                 job.optimize,
                 verbose,
                 exporter=job.exporter,
+                fallback=job.fallback,
                 opset_version=job.opset_version,
                 torch_nn_exceptions=job.torch_nn,
                 include=job.include,

@@ -40,6 +40,9 @@ def _page(report: ExportReport) -> Iterator[str]:
     if report.dropped_outputs:
         dropped = [f"- {_code(name)}" for name in report.dropped_outputs]
         yield from _section("Dropped outputs", ["Not tensors, so not in the graph:", "", *dropped])
+    if report.notes:
+        warned = [f"- {_text(note)}" for note in report.notes]
+        yield from _section("Notes", ["torch's tracer kept values of the example inputs as constants:", "", *warned])
     yield from _section("Modules", _tree(hierarchy.modules))
     yield from _section("Coverage by evidence", _table(("evidence", "nodes", "share"), _evidence(hierarchy)))
     yield from _section("Tags", _table(("tag", "nodes"), _tags(hierarchy)))

@@ -36,23 +36,26 @@ from modelexport.baseline.calling import (
 )
 from modelexport.baseline.failure import explain
 from modelexport.baseline.options import Baseline, ExportOptions
+from modelexport.baseline.tracer_warnings import note_lines
 from modelexport.collector import collector_paused
 from modelexport.errors import (
     ArgumentError,
     ArgumentTypeError,
     ExportError,
+    FallbackWarning,
     GraphmlWarning,
     ModelExportError,
     first_line,
 )
 from modelexport.graph import flatten
 from modelexport.graphml.dialect import MODES
-from modelexport.graphml.write import check_graphml, export_graphml
+from modelexport.graphml.write import export_graphml
 from modelexport.hierarchy.capture import scan
 from modelexport.hierarchy.program import scan_program
 from modelexport.hierarchy.tags import assign_tags, make_policy
 from modelexport.hierarchy.tree import ModuleTree
 from modelexport.markdown import markdown, report_path
+from modelexport.outputs import check_outputs
 from modelexport.report import ExportReport, Steps
 from modelexport.tagged import wire
 from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
@@ -65,7 +68,7 @@ from modelexport.tagged.sidecar import (
     encode_sidecar,
     sidecar_path,
 )
-from modelexport.tagged.staging import Staging, check_target, staging, write_file
+from modelexport.tagged.staging import Staging, staging, write_file
 
 _EXPORTERS: dict[str, Callable[..., Baseline]] = {"dynamo": dynamo.export, "torchscript": torchscript.export}
 _OPSETS = {"dynamo": (7, 25), "torchscript": (7, 20)}
@@ -80,6 +83,7 @@ def export_model(
     verbose: bool = False,
     *,
     exporter: str | None = None,
+    fallback: bool = True,
     opset_version: int | None = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
@@ -113,6 +117,7 @@ def export_model(
     - `example_inputs`: a tensor, a tuple of positional inputs or a dict of keyword inputs.
     - `output_path`: a name that ends in `.onnx`; the sidecar and a data file get names after it.
     - `strategy`: `auto`, `fx`, `htp`, `usage_based` or a registered one; `exporter` overrides its exporter.
+    - `fallback`: let `auto` go on with torchscript where dynamo fails, which a FallbackWarning says.
     - `optimize`, `opset_version`, `dynamic_shapes`, `input_names`, `output_names`: as torch's exporter takes them.
       Without names, inputs given by keyword and outputs of a mapping are called by their keys.
     - `external_data`: weights beside the file or inside it; None leaves it to the exporter and the size.
@@ -126,8 +131,14 @@ def export_model(
       before they are complete; without it that is the output's folder.
     - `source`, `inputs_from`, `source_options`, `seed`: are recorded as they are, for `verify`.
     """
-    target = check_target(output_path)
-    graphml = check_graphml(target, graphml_output, graphml_parameters) if with_graphml or graphml_output else None
+    target, graphml = check_outputs(
+        output_path,
+        with_graphml=with_graphml,
+        graphml_output=graphml_output,
+        graphml_parameters=graphml_parameters,
+        with_report=with_report,
+        graph_files=(jit_graph, fx_graph),
+    )
     refuse_graph_text(scrub, jit_graph, fx_graph)
     module = _check_model(model)
     inputs = _check_inputs(module, example_inputs)
@@ -142,7 +153,7 @@ def export_model(
         verbose=verbose,
         with_graph_text=jit_graph is not None or fx_graph is not None,
     )
-    attempts = _attempts(strategy, exporter)
+    attempts = _attempts(strategy, exporter, fallback)
     if external_data is False and isinstance(module, nn.Module) and exceeds_one_file(module):
         raise ArgumentError("the weights do not fit into one file: the limit is 2 GiB", hint="leave external_data out")
     if isinstance(module, ExportedProgram):
@@ -196,6 +207,7 @@ def export_model(
             data_paths=tuple(target.parent / name for name in sorted(baseline.files)),
             hierarchy=hierarchy.sidecar,
             timings=steps.timings,
+            notes=note_lines(baseline.tracer_notes, with_places=not scrub),
             report_path=report_path(target) if with_report else None,
         )
         if report.report_path is not None:
@@ -204,10 +216,12 @@ def export_model(
         stage.commit()
     graph_file = {"torchscript": jit_graph, "dynamo": fx_graph}[used]
     if graph_file is not None and baseline.graph_text is not None:
-        write_file(check_target(graph_file, suffix=""), baseline.graph_text.encode())
+        write_file(Path(graph_file), baseline.graph_text.encode())
     if graphml is not None:
         with steps.step("write the GraphML"):
             report = _add_graphml(report, graphml, graphml_parameters)
+    if report.fallback_message is not None:
+        warnings.warn(report.fallback_message, FallbackWarning, stacklevel=2)
     return report
 
 
@@ -281,14 +295,15 @@ def _check_opset(opset_version: object, exporter: str) -> None:
         )
 
 
-def _attempts(strategy: str, exporter: str | None) -> list[tuple[Strategy, str]]:
+def _attempts(strategy: str, exporter: str | None, fallback: bool = True) -> list[tuple[Strategy, str]]:
     """The strategies to try in order, each with its exporter."""
     check_exporter(exporter)
     if strategy != ExportStrategy.AUTO:
         chosen = find_strategy(strategy)
         return [(chosen, exporter or chosen.exporter)]
     both = [(candidate, candidate.exporter) for candidate in (FX, HTP)]
-    return both if exporter is None else [attempt for attempt in both if attempt[1] == exporter]
+    able = both if exporter is None else [attempt for attempt in both if attempt[1] == exporter]
+    return able if fallback else able[:1]
 
 
 def _export_baseline(

@@ -32,6 +32,8 @@ class ExportReport(msgspec.Struct, frozen=True):
     """The whole map, as the sidecar has it."""
     timings: dict[str, float]
     """Seconds by step."""
+    notes: tuple[str, ...] = ()
+    """What torch's tracer warned of, a line each: values of the example inputs that the file keeps as constants."""
     report_path: Path | None = None
     """The page of `with_report`."""
     graphml_path: Path | None = None
@@ -52,6 +54,17 @@ class ExportReport(msgspec.Struct, frozen=True):
         return self.hierarchy.statistics.coverage
 
     @property
+    def fallback_message(self) -> str | None:
+        """What a fallback means, in one line; None if the first exporter did it."""
+        if self.fallback_reason is None:
+            return None
+        return (
+            f"dynamo could not export this model ({self.fallback_reason}); {self.exporter} was used, "
+            "which fixes branches and loops to the example inputs "
+            '(strategy="fx" or --no-fallback makes this an error)'
+        )
+
+    @property
     def dropped_outputs(self) -> tuple[str, ...]:
         """What the model returned and ONNX cannot hold, as it is not a tensor."""
         return self.hierarchy.export.dropped_outputs
@@ -70,6 +83,7 @@ class ExportReport(msgspec.Struct, frozen=True):
                 "coverage": self.coverage,
                 "tags": statistics.tags,
                 "dropped_outputs": list(self.dropped_outputs),
+                "notes": list(self.notes),
                 "graphml_error": self.graphml_error,
             },
             "files": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from modelexport.attribution import strategies
 from modelexport.attribution.evidence import Evidence, Facts
 from modelexport.attribution.parameters import by_parameter
 from modelexport.baseline.trace import Site, Trace
-from modelexport.errors import ArgumentError
+from modelexport.errors import ArgumentError, ExportError
 from modelexport.graph import flatten
 from modelexport.hierarchy.tree import Module, ModuleTree
 from zoo import ZOO, distinct
@@ -97,12 +98,55 @@ def test_auto_falls_back_and_says_so(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.fc(x) * (1.0 if float(x.sum()) > 1e9 else 2.0)
 
-    report = modelexport.export_model(OnlyTraceable(), (torch.ones(1, 4),), tmp_path / "m.onnx")
+    with pytest.warns(modelexport.FallbackWarning) as caught:
+        report = modelexport.export_model(OnlyTraceable(), (torch.ones(1, 4),), tmp_path / "m.onnx")
+    (message,) = (str(one.message) for one in caught)
+    assert message == report.fallback_message
+    assert "\n" not in message
+    assert report.fallback_reason
+    assert report.fallback_reason in message
+    assert "branches and loops" in message
+    assert 'strategy="fx"' in message
+    assert "--no-fallback" in message
     assert (report.requested, report.strategy, report.exporter) == ("auto", "htp", "torchscript")
     assert report.fallback_reason
     assert report.hierarchy.export.fallback_reason == report.fallback_reason
     assert report["summary"]["final_strategy"] == "htp"
     assert report.coverage == 1.0
+
+
+class Decides(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = x * 2 if x.sum() > 0 else x
+        return x.reshape(int(x.shape[0]), -1)
+
+
+@pytest.mark.regression
+def test_what_the_tracer_warns_of_is_noted_once(tmp_path: Path) -> None:
+    report = modelexport.export_model(
+        Decides(), torch.ones(1, 4), tmp_path / "m.onnx", strategy="htp", with_report=True
+    )
+    line = inspect.getsourcelines(Decides.forward)[1] + 2
+    assert report.notes[0] == (
+        f"attribution/test_strategies.py:{line}: "
+        "Converting a tensor to a Python boolean might cause the trace to be incorrect"
+    )
+    assert len(set(report.notes)) == len(report.notes) == 2
+    assert report["summary"]["notes"] == list(report.notes)
+    assert report.report_path is not None
+    assert f"test_strategies.py:{line}" in report.report_path.read_text()
+    plain = modelexport.export_model(nn.Linear(4, 4), torch.ones(1, 4), tmp_path / "n.onnx", strategy="htp")
+    assert plain.notes == ()
+
+
+@pytest.mark.regression
+def test_without_a_fallback_only_dynamo_is_tried(tmp_path: Path) -> None:
+    with pytest.raises(ExportError) as caught:
+        modelexport.export_model(Decides(), torch.ones(1, 4), tmp_path / "m.onnx", fallback=False)
+    assert caught.value.details[0].startswith("  dynamo: ")
+    assert not any("torchscript" in line for line in caught.value.details)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_exporter_overrides_the_strategy(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 import modelexport
 from architectures import ARCHITECTURES
-from modelexport.baseline.calling import ModelInputs, OutputShape, as_called, preserved, read_inputs
+from modelexport.baseline.calling import ModelInputs, OutputShape, as_called, preserved, quiet, read_inputs
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError
 from proof import hooks_of
 from zoo import ZOO
@@ -226,3 +228,89 @@ def test_threads_take_turns(tmp_path: Path) -> None:
         thread.join()
     assert len(reports) == 4
     assert all(modelexport.load(tmp_path / f"{number}.onnx").coverage == 1 for number in range(4))
+
+
+@pytest.mark.regression
+def test_silent_blocks_in_two_threads_leave_the_screen_as_it_was() -> None:
+    before = sys.stdout, sys.stderr
+    one_is_in, other_is_in, one_is_out = threading.Event(), threading.Event(), threading.Event()
+
+    def one() -> None:
+        with quiet(verbose=False):
+            one_is_in.set()
+            other_is_in.wait(0.5)  # in vain where the other one waits for its turn
+        one_is_out.set()
+
+    def other() -> None:
+        one_is_in.wait()
+        with quiet(verbose=False):
+            other_is_in.set()
+            one_is_out.wait()
+
+    threads = [threading.Thread(target=work) for work in (one, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = before
+    assert after == before
+    assert not any(stream.closed for stream in before)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.fc(x))
+
+
+class Quantizable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant = torch.ao.quantization.QuantStub()
+        self.twice = Inner()
+        self.once = Inner()
+        self.dequant = torch.ao.quantization.DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.twice(self.once(self.twice(self.quant(x)))))
+
+
+def statically_quantized(inputs: Tensor) -> nn.Module:
+    model = Quantizable().eval()
+    model.qconfig = torch.ao.quantization.default_qconfig  # type: ignore[assignment]
+    prepared = torch.ao.quantization.prepare(model)
+    prepared(inputs)
+    return torch.ao.quantization.convert(prepared)
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore")
+def test_a_statically_quantized_model(tmp_path: Path) -> None:
+    """torch compiles its packed weights, and traces the model into a compiled module before it exports that."""
+    inputs = torch.randn(2, 4)
+    model = statically_quantized(inputs)
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
+    plain = io.BytesIO()
+    torch.onnx.export(model, (inputs,), plain, dynamo=False)
+    stripped = modelexport.strip(report.onnx_path, tmp_path / "plain.onnx")
+    assert stripped.read_bytes() == plain.getvalue()
+    modules = report.hierarchy.modules
+    assert report.hierarchy.statistics.methods == {"scope": report.nodes}
+    assert modules["twice"].nodes == 2 * modules["once"].nodes > 0
+    assert report.nodes == sum(modules[path].nodes for path in ("quant", "twice", "once", "dequant"))
+    assert {node.call for node in report.hierarchy.nodes.values() if node.module == "twice.fc"} == {0, 1}
+    assert modelexport.verify(model, inputs, report.onnx_path).agrees
+    assert hooks_of(model) == 0
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore")
+def test_torch_says_why_it_cannot_export_a_dynamically_quantized_model(tmp_path: Path) -> None:
+    model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(ExportError, match=r"'quantized::linear_dynamic'.* is not supported"):
+        modelexport.export_model(model, torch.randn(2, 4), tmp_path / "m.onnx", strategy="htp")

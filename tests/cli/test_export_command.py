@@ -176,6 +176,12 @@ def unsupported():
             return torch.histc(x, bins=4)
     return Histogram(), torch.ones(1)
 
+def branching():
+    class Branching(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.sum() > 0 else x
+    return Branching(), torch.ones(1)
+
 constant = 3
 """
 
@@ -226,6 +232,7 @@ def test_factories(arguments: list[str], tmp_path: Path) -> None:
         ([".", "m.onnx"], 2, "no config.json"),
         (["no/such-model", "m.onnx"], 2, "cannot load 'no/such-model'"),
         (["my_factories:broken", "m.onnx"], 3, "my_factories.py:23: raise ValueError"),
+        (["my_factories:branching", "m.onnx", "--no-fallback"], 3, "dynamo: "),
         (["my_factories:unsupported", "m.onnx"], 3, "operator aten.histc.default"),
         (["my_factories:unsupported", "m.onnx"], 3, "my_factories.py:29: return torch.histc(x, bins=4)"),
         (["my_factories:unsupported", "m.onnx"], 3, "torchscript: UnsupportedOperatorError"),
@@ -239,6 +246,17 @@ def test_what_a_user_sees_who_gets_it_wrong(arguments: list[str], code: int, exp
     assert "graph(" not in result.output
     assert result.stdout == ""
     assert {path.name for path in tmp_path.iterdir()} <= {"my_factories.py", "__pycache__"}
+
+
+@pytest.mark.regression
+@pytest.mark.usefixtures("factories")
+def test_a_fallback_is_told_in_one_line() -> None:
+    result = run("export", "my_factories:branching", "m.onnx")
+    assert result.exit_code == 0, result.output
+    first, second = (line for line in result.stderr.splitlines() if line.startswith("note: "))
+    assert first.startswith("note: dynamo could not export this model (")
+    assert first.endswith('(strategy="fx" or --no-fallback makes this an error)')
+    assert "my_factories.py:35: Converting a tensor to a Python boolean" in second
 
 
 def test_a_folder_that_cannot_be_written(demo: Path, tmp_path: Path) -> None:

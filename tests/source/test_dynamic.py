@@ -143,6 +143,29 @@ def test_an_axis_that_the_tracer_fixed_is_not_announced(
     assert report.hierarchy.export.inputs[0].shape == shape
 
 
+class FixesALaterOutput(nn.Module):
+    """The first output follows the size; the second is computed from the size as a Python number."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        count = int(x.shape[1])
+        return x * 2, torch.zeros(2, dtype=torch.int64) + count if self.whole else x.sum() / count
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("whole", [True, False])
+def test_every_output_is_compared_at_a_second_size(whole: bool, tmp_path: Path) -> None:
+    model = FixesALaterOutput(whole)
+    prepared = Prepared({"x": torch.full((2, 3), 9.0)}, {"x": {1: "sequence"}}, "")
+    export = partial(modelexport.export_model, model, prepared.inputs, tmp_path / "m.onnx", "htp")
+    report, notes = export_dynamic(export, model, prepared, may_drop=True, on_step=lambda step: None)
+    assert ["fixed sequence" in told for told in notes] == [True]
+    assert report.hierarchy.export.inputs[0].shape == (2, 3)
+
+
 def test_inputs_that_are_no_tensors_have_no_axes(tmp_path: Path) -> None:
     class Scales(nn.Module):
         def forward(self, x: Tensor, scale: float = 1.0, bias: Tensor | None = None) -> Tensor:

@@ -311,3 +311,35 @@ def test_an_exporter_object_checks_at_once_and_exports(tmp_path: Path) -> None:
     assert report["summary"]["success"] is True
     assert json.dumps(report.to_dict())
     assert set(report.timings) >= {"export with torch (torchscript)", "write the files"}
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("option", ["jit_graph", "fx_graph"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("m.onnx", "would overwrite m.onnx"),
+        ("./m_hierarchy.json", "would overwrite m_hierarchy.json"),
+        ("m.onnx.data", "would overwrite m.onnx.data"),
+        ("m_report.md", "would overwrite m_report.md"),
+        ("m_hierarchical_graph.graphml", "would overwrite"),
+        ("m_hierarchical_graph.onnxdata", "would overwrite"),
+        ("link.onnx", "would overwrite m.onnx"),
+        ("missing/graph.txt", "does not exist"),
+    ],
+)
+def test_a_graph_file_is_checked_before_the_export(option: str, name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "link.onnx").symlink_to(tmp_path / "m.onnx")
+    steps: list[str] = []
+    with pytest.raises(ArgumentError, match=message):
+        modelexport.export_model(
+            *small(),
+            tmp_path / "m.onnx",
+            strategy={"jit_graph": "htp", "fx_graph": "fx"}[option],
+            with_report=True,
+            with_graphml=True,
+            on_step=steps.append,
+            **{option: tmp_path / name},
+        )
+    assert steps == []
+    assert [path.name for path in tmp_path.iterdir()] == ["link.onnx"]

@@ -22,7 +22,7 @@ from modelexport.errors import ArgumentError, ArgumentTypeError
 from modelexport.hierarchy.capture import forward_args
 
 EXPORT_LOCK = threading.RLock()
-"""torch's exporters keep global state: one export at a time in a process."""
+"""torch's exporters keep global state, and so does `quiet`: one export or silent run at a time in a process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +293,7 @@ def _items(container: _Container) -> Iterator[Any]:
 
 def run_once(model: nn.Module, inputs: ModelInputs) -> Any:
     """What the model itself gives for these inputs; it is left as it was."""
-    with preserved(model), quiet(verbose=False), torch.no_grad():
+    with quiet(verbose=False), preserved(model), torch.no_grad():
         return model(*inputs.args, **inputs.kwargs)
 
 
@@ -328,10 +328,21 @@ def swapped(owner: Any, **replacements: Any) -> Iterator[None]:
 
 @contextmanager
 def quiet(verbose: bool) -> Iterator[None]:
-    """Keep torch's warnings, prints and log lines off the screen unless asked for."""
-    if verbose:
-        yield
-        return
+    """Keep torch's warnings, prints and log lines off the screen unless asked for.
+
+    Holds the lock: `sys.stdout`, the warning filters and the loggers belong to the whole process, and two
+    blocks that overlap in two threads would each restore what the other one had set.
+    """
+    with EXPORT_LOCK:
+        if verbose:
+            yield
+        else:
+            with _silenced():
+                yield
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
     roots = [logging.getLogger(name) for name in _NOISY]
     levels = [logger.level for logger in roots]
     own_level = [logger for logger in _noisy_loggers() if logger.level and not logger.disabled]

@@ -109,4 +109,9 @@ def _on_stack(error: BaseException) -> Iterator[str]:
 def _text(file: str, number: int | str, code: str) -> Iterator[str]:
     """A line of model code; the end of the path is enough to find a file, and says nothing of the machine."""
     if not _TOOLS.search(file):
-        yield f"{'/'.join(Path(file).parts[-2:])}:{number}{': ' if code else ''}{code[:120]}"
+        yield f"{short_place(file, number)}{': ' if code else ''}{code[:120]}"
+
+
+def short_place(file: str, number: int | str) -> str:
+    """Return the end of a path with a line number."""
+    return f"{'/'.join(Path(file).parts[-2:])}:{number}"

@@ -52,6 +52,19 @@ class Lowering:
         self._last: Any = None
         self._last_call = -1
         self._last_result: int | None = None
+        self._compiled = False
+
+    def compile(self) -> None:
+        """The model was traced into a compiled module first, as torch does with quantized ones.
+
+        Such a module has scopes with other names, and none for the second call of a module.
+        """
+        self._compiled = True
+        self.tap.forget_scopes()
+
+    def _key(self, node: Any) -> tuple[str, str]:
+        """Return the kind and the scope by which an operation is recognised."""
+        return node.kind(), "" if self._compiled else node.scopeName()
 
     def inline(self, graph: Any) -> None:
         """The trace was inlined: the same operations in the same order, less some that nothing reads.
@@ -75,7 +88,7 @@ class Lowering:
             if not node.inputsSize():
                 continue
             inputs = [value.unique() for value in inputs_of(node)]
-            key = (node.kind(), node.scopeName())
+            key = self._key(node)
             outputs = tuple([value.unique() for value in outputs_of(node)])
             self._inlined.setdefault(key, []).append(Traced(tuple(inputs), outputs, -1))
             operations = upcoming.get(key, [])
@@ -141,7 +154,7 @@ class Lowering:
             self._last_call = call
         if traced is None and node.inputsSize():
             inputs = tuple([value.unique() for value in inputs_of(node)])
-            self._replaced.append(((node.kind(), node.scopeName()), Traced(inputs, tuple(outputs), call)))
+            self._replaced.append((self._key(node), Traced(inputs, tuple(outputs), call)))
         if traced is not None and self.tap.rewritten:
             self._note_reads(traced, node)
         added = self._added(graph)
@@ -301,6 +314,7 @@ def watched_lowering(tap: JitTap) -> Iterator[Lowering]:
 
     lowering = Lowering(tap)
     symbolic, optimize, to_graph = utils._run_symbolic_function, utils._optimize_graph, utils._model_to_graph
+    pre_trace: Any = utils._pre_trace_quant_model
 
     def run_symbolic_function(graph: Any, block: Any, node: Any, *rest: Any) -> Any:
         lowering.settle(graph)
@@ -314,6 +328,12 @@ def watched_lowering(tap: JitTap) -> Iterator[Lowering]:
         lowering.renumber(graph)
         return graph
 
+    def pre_trace_quant_model(model: Any, args: Any) -> Any:
+        traced = pre_trace(model, args)
+        if traced is not model:
+            lowering.compile()
+        return traced
+
     def model_to_graph(*args: Any, **kwargs: Any) -> Any:
         result = to_graph(*args, **kwargs)
         lowering.finish(result[0])
@@ -323,6 +343,7 @@ def watched_lowering(tap: JitTap) -> Iterator[Lowering]:
         utils,
         _run_symbolic_function=run_symbolic_function,
         _optimize_graph=optimize_graph,
+        _pre_trace_quant_model=pre_trace_quant_model,
         _model_to_graph=model_to_graph,
     ):
         yield lowering

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from modelexport.baseline.trace import Trace
+from modelexport.baseline.tracer_warnings import TracerNote
 
 
 class ExportOptions(msgspec.Struct, frozen=True):
@@ -30,7 +31,7 @@ class Baseline(msgspec.Struct, frozen=True):
 
     `data` are the bytes of the `.onnx` file; `files` are the external data files beside it, by
     the names that the bytes refer to. `graph_text` is the exporter's own graph, for people, if
-    it was asked for.
+    it was asked for. `tracer_notes` say what a tracer fixed to the example inputs.
     """
 
     data: memoryview
@@ -38,6 +39,7 @@ class Baseline(msgspec.Struct, frozen=True):
     trace: Trace
     dropped_outputs: tuple[str, ...] = ()
     graph_text: str | None = None
+    tracer_notes: tuple[TracerNote, ...] = ()
 
 
 def mapped(path: Path) -> memoryview:

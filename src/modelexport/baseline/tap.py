@@ -95,6 +95,14 @@ class JitTap:
                 self.traced[node.kind, node.scope].append(Traced(node.inputs, node.outputs, number))
         return made_by
 
+    def forget_scopes(self) -> None:
+        """Let operations be recognised by their kind alone, because the exporter does not keep the trace's scopes."""
+        merged: dict[tuple[str, str], list[Traced]] = defaultdict(list)
+        for (kind, _), operations in self.traced.items():
+            merged[kind, ""] += operations
+        self.traced = {key: sorted(operations, key=lambda traced: traced.outputs) for key, operations in merged.items()}
+        self._scopes = {}
+
     def call_in(self, scope: str, near: int) -> int:
         """Return the call with this scope that an operation was part of.
 

@@ -23,10 +23,11 @@ from modelexport.baseline.calling import (
 from modelexport.baseline.lowering import read_trace, watched_lowering
 from modelexport.baseline.options import Baseline, ExportOptions
 from modelexport.baseline.tap import JitTap
+from modelexport.baseline.tracer_warnings import collected_tracer_warnings
 from modelexport.baseline.weights_apart import weights_apart
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError
-from modelexport.hierarchy.capture import forward_args, recording
+from modelexport.hierarchy.capture import forward_args, hooks_not_compiled, recording
 from modelexport.hierarchy.tree import ModuleTree
 
 
@@ -65,10 +66,12 @@ def _export_once(
     apart = options.external_data or exceeds_one_file(model)
     with (
         preserved(model),
+        hooks_not_compiled(model),
         shaped_output(model, names or (), may_be_numbers=False) as shape,
         recording(model, tree, tap) as recorder,
         watched_lowering(tap) as lowering,
         quiet(options.verbose),
+        collected_tracer_warnings(options.verbose) as notes,
         weights_apart(target) if apart else nullcontext() as place,
         collector_paused(),
     ):
@@ -92,7 +95,7 @@ def _export_once(
     with collector_paused():
         trace = read_trace(recorder.log(), lowering)
     text = str(lowering.final) if options.with_graph_text else None
-    return Baseline(data, files, trace, tuple(shape.dropped), text)
+    return Baseline(data, files, trace, tuple(shape.dropped), text, tuple(notes))
 
 
 def _needs_shim(model: nn.Module, inputs: ModelInputs) -> bool:

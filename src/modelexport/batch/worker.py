@@ -124,7 +124,11 @@ def _done(job: BatchJob, done: Done, digest: str) -> JobResult:
         nodes=report.nodes,
         coverage=report.coverage,
         peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
-        notes=(*done.notes, *([] if report.graphml_error is None else [f"no GraphML: {report.graphml_error}"])),
+        notes=(
+            *done.notes,
+            *report.notes,
+            *([] if report.graphml_error is None else [f"no GraphML: {report.graphml_error}"]),
+        ),
         files={os.path.relpath(path, folder): digest_of(path) for path in paths},
         job=digest,
     )

@@ -42,6 +42,7 @@ def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, s
 @click.argument("output", type=click.Path())
 @click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp, usage_based, or a plugin's.")
 @click.option("--exporter", type=click.Choice(["dynamo", "torchscript"]), help="Override the strategy's exporter.")
+@click.option("--no-fallback", is_flag=True, help="With auto: try only dynamo, and fail where it fails.")
 @click.option("--dynamic", is_flag=True, help="Make batch and sequence-like axes symbolic.")
 @click.option("--dynamic-axes", type=_Axes(), multiple=True, help="Name symbolic axes by hand; repeatable.")
 @click.option("--opset-version", type=int, help="ONNX opset; the exporter's default if left out.")
@@ -69,6 +70,7 @@ def export_command(
     output: str,
     strategy: str,
     exporter: str | None,
+    no_fallback: bool,
     input_text: str | None,
     input_shape: tuple[tuple[str, tuple[int, ...]], ...],
     input_specs: Path | None,
@@ -117,6 +119,7 @@ def export_command(
         output=output,
         strategy=strategy,
         exporter=exporter,
+        fallback=not no_fallback,
         input_text=input_text,
         input_shape=dict(input_shape),
         input_specs=None if input_specs is None else str(input_specs),

@@ -14,12 +14,17 @@ STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"
 MOST_LINES = 60
 """A tree on a screen has no more lines than this."""
 _MOST_INPUTS = 8
+_MOST_NOTES = 5
 _NUMBERS = {"nodes", "parameters", "size"}
 
 
 def show_summary(report: ExportReport, verbose: bool = False) -> None:
-    if report.fallback_reason is not None:
-        note(f"note: dynamo could not export this model ({report.fallback_reason}); {report.exporter} was used")
+    if report.fallback_message is not None:
+        note(f"note: {report.fallback_message}")
+    for told in report.notes[:_MOST_NOTES]:
+        note(f"note: {told}")
+    if len(report.notes) > _MOST_NOTES:
+        note(f"note: … and {len(report.notes) - _MOST_NOTES} more places that the tracer warns of")
     for dropped in report.dropped_outputs:
         note(f"note: output dropped, not a tensor: {dropped}")
     if report.graphml_error is not None:

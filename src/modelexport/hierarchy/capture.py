@@ -163,7 +163,7 @@ class Recorder:
 
     def before(self, path: str, module: nn.Module, args: Any) -> None:
         # Inside a graph body that dynamo compiles, any side effect would fail the capture.
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or self._is_check():
             return
         session = self._tap.session()
         if session is not self._session:
@@ -177,8 +177,12 @@ class Recorder:
         scope = "/".join(filter(None, (around, self._tap.scope_of(module))))
         self._calls.append(OpenCall(path, index, parent, self._tap.position(), scope))
 
+    def _is_check(self) -> bool:
+        """Whether torch runs the model outside a trace after it has traced it, to compare the results."""
+        return self._session is not None and self._tap.session() is None
+
     def after(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or self._is_check():
             return
         while self._open:
             number = self._open.pop()
@@ -200,6 +204,36 @@ class Recorder:
         end = len(self._calls)
         calls = tuple(Call(c.path, c.index, c.parent, c.end or end, c.returned, c.finish) for c in self._calls)
         return CallLog(calls, self._made_by)
+
+
+@contextmanager
+def hooks_not_compiled(model: nn.Module) -> Iterator[None]:
+    """Let torch.jit compile the modules with the hooks they have now, and without those registered in the block.
+
+    It compiles the hooks of a module that has methods marked for it, as modules with packed weights do. Ours
+    are Python: the compiler can neither name nor read them.
+    """
+    from torch.jit import _recursive
+
+    original: Any = _recursive.get_hook_stubs
+    own = {id(hook) for module in model.modules() for kind in _HOOKS for hook in getattr(module, kind).values()}
+
+    def get_hook_stubs(module: nn.Module) -> Any:
+        stand_in = nn.Module()
+        for kind in _HOOKS:
+            getattr(stand_in, kind).update(
+                (key, hook) for key, hook in getattr(module, kind).items() if id(hook) in own
+            )
+        return original(stand_in)
+
+    setattr(_recursive, original.__name__, get_hook_stubs)
+    try:
+        yield
+    finally:
+        setattr(_recursive, original.__name__, original)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 @contextmanager

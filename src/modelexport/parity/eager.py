@@ -31,7 +31,7 @@ def run_eagerly(model: nn.Module, inputs: ModelInputs, root_only: bool = False) 
     watch = _Watch()
     handles = []
     tree = scan(model)
-    with preserved(model), shaped_output(model), quiet(verbose=False):
+    with quiet(verbose=False), preserved(model), shaped_output(model):
         try:
             for path in [""] if root_only else tree:
                 if not tree[path].opaque:
