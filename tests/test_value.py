@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import warnings
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
+import torch
 
 import modelexport
 from modelexport.graph import nested_graphs
@@ -105,3 +109,29 @@ def test_a_wrong_map_fails_the_value_test(tmp_path: Path) -> None:
     exported.tags[0] = None
     with pytest.raises(AssertionError, match="no tag"):
         check_map(exported, returned)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(("name", "function"), [("holds_a_traced_module", "trace"), ("scripted_function", "script")])
+def test_the_zoo_builds_where_torch_deprecates_its_tracer(
+    name: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.15 warns with another category than 2.13."""
+    original = getattr(torch.jit, function)
+
+    def deprecated(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"`torch.jit.{function}` is deprecated. Please switch.", FutureWarning, stacklevel=2)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.jit, function, deprecated)
+    assert ZOO[name]()
+
+
+@pytest.mark.regression
+def test_compat_has_an_environment_of_its_own() -> None:
+    root = Path(__file__).parents[1]
+    command = ["make", "--dry-run", "compat", "TORCH=9.8.7"]
+    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    assert "echo 'torch==9.8.7' >> build/compat-9.8.7/constraints.txt" in told
+    assert "> constraints.txt" not in told
+    assert "tests/test_value.py tests/test_architectures.py tests/baseline" in told
