@@ -4,9 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_DIR ?= demo-output
+TORCH ?= 2.15.0
+COMPAT := build/compat-$(TORCH)
+COMPAT_TESTS ?= -n 2 -q tests/test_value.py tests/test_architectures.py tests/baseline
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test lint docs sweep fuzz bench clean
+.PHONY: demo test lint docs sweep fuzz bench compat clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -34,6 +37,28 @@ fuzz: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# The proof on another version of torch. Its wheels bring several GB of CUDA packages.
+define COUNT
+import sys, xml.etree.ElementTree as tree
+counts = tree.parse(sys.argv[1]).getroot().find("testsuite").attrib
+total, failed, errors, skipped = (int(counts[name]) for name in ("tests", "failures", "errors", "skipped"))
+print(f"torch {sys.argv[2]}: {total - failed - errors - skipped} passed, {failed + errors} failed")
+endef
+export COUNT
+
+compat: $(COMPAT)/.ready
+	@rm -f $(COMPAT)/result.xml
+	@status=0; $(COMPAT)/bin/pytest --junit-xml $(COMPAT)/result.xml $(COMPAT_TESTS) || status=$$?; \
+	$(COMPAT)/bin/python -c "$$COUNT" $(COMPAT)/result.xml $(TORCH) || status=1; \
+	exit $$status
+
+$(COMPAT)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(COMPAT)
+	grep -v -e '^torch==' -e '^setuptools==' constraints.txt > $(COMPAT)/constraints.txt  # torch has bounds for setuptools
+	echo 'torch==$(TORCH)' >> $(COMPAT)/constraints.txt
+	$(COMPAT)/bin/pip install --quiet --disable-pip-version-check --constraint $(COMPAT)/constraints.txt --editable '.[hf,runtime,dev]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) $(DEMO_DIR) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

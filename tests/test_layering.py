@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -123,3 +126,47 @@ def test_light_code_stays_light(code: str) -> None:
     check = f"{code}\nimport sys\nheavy = [m for m in {HEAVY!r} if m in sys.modules]\nassert not heavy, heavy"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def declared(*extras: str) -> set[str]:
+    """Names of the distributions that pyproject.toml asks for, with those of some extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    return {re.split(r"[^\w.-]", line)[0].lower() for line in wanted}
+
+
+def imported_distributions(folder: Path) -> dict[str, set[str]]:
+    """For each top-level name that the files of a folder import from elsewhere, the distributions that have it."""
+    trees = (ast.walk(ast.parse(path.read_text())) for path in folder.rglob("*.py"))
+    found = {
+        name.partition(".")[0]
+        for node in (node for tree in trees for node in tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and not node.level
+            else []
+        )
+    }
+    known = packages_distributions()
+    return {
+        name: {distribution.lower() for distribution in known[name]}
+        for name in found - sys.stdlib_module_names - {"modelexport"}
+        if name in known
+    }
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    ("folder", "extras"),
+    [("src", ("hf", "runtime", "ray")), ("tests", ("hf", "runtime", "ray", "dev"))],
+)
+def test_imports_are_declared(folder: str, extras: tuple[str, ...]) -> None:
+    """An import that only another package's dependencies bring along breaks when that package drops it."""
+    known = declared(*extras)
+    missing = {name: found for name, found in imported_distributions(ROOT / folder).items() if not found & known}
+    assert not missing

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import warnings
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import onnx
 import pytest
+import torch
 
 import modelexport
 from modelexport.graph import nested_graphs
@@ -120,3 +124,29 @@ def test_a_node_in_another_module_than_recorded_fails_the_proof(strategy: str, t
         for tag in exported.tags
     ]
     assert len(differences(exported, model, recorded)) > 5
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(("name", "function"), [("holds_a_traced_module", "trace"), ("scripted_function", "script")])
+def test_the_zoo_builds_where_torch_deprecates_its_tracer(
+    name: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.15 warns with another category than 2.13."""
+    original = getattr(torch.jit, function)
+
+    def deprecated(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"`torch.jit.{function}` is deprecated. Please switch.", FutureWarning, stacklevel=2)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.jit, function, deprecated)
+    assert ZOO[name]()
+
+
+@pytest.mark.regression
+def test_compat_has_an_environment_of_its_own() -> None:
+    root = Path(__file__).parents[1]
+    command = ["make", "--dry-run", "compat", "TORCH=9.8.7"]
+    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    assert "echo 'torch==9.8.7' >> build/compat-9.8.7/constraints.txt" in told
+    assert "> constraints.txt" not in told
+    assert "tests/test_value.py tests/test_architectures.py tests/baseline" in told

@@ -949,7 +949,7 @@ def one_of_several_results() -> Example:
 class HoldsATracedModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        with warnings.catch_warnings(action="ignore"):  # deprecated; the category depends on the version of torch
             self.traced = torch.jit.trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), x(2, 8))
         self.fc = nn.Linear(8, 8)
 

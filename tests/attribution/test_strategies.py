@@ -217,7 +217,7 @@ def test_usage_based_gives_nothing_to_a_module_that_did_not_run(tmp_path: Path) 
 def test_recommendation_has_a_reason() -> None:
     name, reason = modelexport.recommend_strategy(nn.Linear(2, 2))
     assert (name, bool(reason)) == ("fx", True)
-    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit.script"):
         scripted = torch.jit.script(nn.Linear(2, 2))
     name, reason = modelexport.recommend_strategy(scripted)
     assert name == "htp"
@@ -225,7 +225,7 @@ def test_recommendation_has_a_reason() -> None:
 
 
 def test_a_compiled_model_exports_with_the_recommended_strategy(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit.script"):
         model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4)))
     strategy, _ = modelexport.recommend_strategy(model)
     report = modelexport.export_model(model, torch.ones(1, 4), tmp_path / "m.onnx", strategy=strategy)

@@ -116,7 +116,27 @@ def test_verify_says_that_a_file_is_right(folder: Path) -> None:
     result = run("verify", "nets.py:make", "net.onnx")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("net.onnx against nets.py:make: agrees within atol 0.0001, rtol 0.001\n")
+    assert result.stdout.splitlines()[1] == "  8 of 8 modules compared"
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.regression
+def test_verify_lists_what_it_did_not_compare(folder: Path) -> None:
+    Path("idle.py").write_text(
+        "from torch import nn, ones\n\ndef make():\n"
+        "    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.ReLU()).eval(), (ones(2, 4),)\n"
+    )
+    assert run("export", "idle.py:make", "idle.onnx").exit_code == 0
+    result = run("verify", "idle.py:make", "idle.onnx")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[1] == "  3 of 4 modules compared"
+    assert "not compared: 1 module\n  the exporter folded its operations or left them out: 1\n" in result.stdout
+    nothing = run("verify", "idle.py:make", "idle.onnx", "--module", "1")
+    assert nothing.exit_code == 1
+    assert nothing.stdout.startswith("idle.onnx against idle.py:make: nothing could be compared\n")
+    answer = json.loads(run("verify", "idle.py:make", "idle.onnx", "--output-format", "json").stdout)
+    assert (answer["modules_compared"], answer["modules_total"]) == (3, 4)
+    assert answer["not_compared"] == {"1": "the exporter folded its operations or left them out"}
 
 
 def test_verify_names_the_block_that_is_wrong(folder: Path) -> None:

@@ -71,7 +71,10 @@ def verify_command(
       modelexport verify ./bert bert_int8.onnx --atol 1e-2 --rtol 1e-2
       modelexport verify models.py:make_model model.onnx --module encoder.layer.0
 
-    Exit code 0 if all that is compared agrees, 1 if a module differs beyond tolerance.
+    The answer says how many modules were compared and lists the others with the reason: an exporter may leave no
+    tensor that is a module's result.
+
+    Exit code 0 if all that is compared agrees, 1 if a module differs beyond tolerance or nothing could be compared.
     """
     check_output(output_file, onnx, *source_files(model))
     checked_tolerance(atol, rtol)
@@ -138,17 +141,32 @@ def _view(result: Verification, source: str, inputs_from: str) -> Iterator[Rende
                 "outcome": lambda path: _outcome(rows[path].worst),
             },
         )
-    lost = [found.module for found in result.modules if found.outcome == Outcome.UNKNOWN]
-    if lost:
+    yield from _not_compared(result)
+
+
+def _not_compared(result: Verification) -> Iterator[RenderableType]:
+    """The modules that the answer is not about, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in result.not_compared.items():
+        by_reason.setdefault(reason, []).append(path or "(root)")
+    if by_reason:
         yield ""
-        yield line(f"not in the file by a name that is known: {listed(dict.fromkeys(lost), _MOST)}")
+        yield line(f"not compared: {plural(len(result.not_compared), 'module')}")
+    for reason, paths in by_reason.items():
+        yield line(f"{reason}: {listed(paths, _MOST)}", 2)
 
 
 def verified(result: Verification, source: str) -> Iterator[RenderableType]:
     """The answer in a few lines."""
     failed = [found for found in result.modules if found.outcome in FAILED]
-    told = "agrees within" if result.agrees else "differs beyond" if failed else "nothing to compare within"
-    yield line(f"{result.file} against {source}: {told} atol {result.atol:g}, rtol {result.rtol:g}")
+    if result.modules_compared:
+        told = "agrees within" if result.agrees else "differs beyond"
+        yield line(f"{result.file} against {source}: {told} atol {result.atol:g}, rtol {result.rtol:g}")
+    else:
+        yield line(f"{result.file} against {source}: nothing could be compared")
+    partly = f", {len(result.partly_compared):,} of them in part" if result.partly_compared else ""
+    total = plural(result.modules_total, "module")
+    yield line(f"{result.modules_compared:,} of {total} compared{partly}", 2)
     yield line(f"{plural(len(result.modules), 'call')}: {_counts(result)}", 2)
     if failed:
         yield line(f"first to differ: {_told(failed[0])}", 2)
@@ -202,11 +220,14 @@ def _number(value: float | None) -> str:
 def _outcome(found: ModuleParity) -> str:
     if found.blame is not None:
         return str(found.blame) if found.outcome == Outcome.DIFFERS else f"{found.outcome}, {found.blame}"
-    return "" if found.outcome == Outcome.AGREES else str(found.outcome)
+    if found.outcome == Outcome.AGREES:
+        return "" if len(found.tensors) == found.results else f"{len(found.tensors)} of {found.results} results"
+    return str(found.outcome)
 
 
 _COLUMNS = (
     "module", "tag", "class", "call", "outcome", "blame", "max_abs", "max_rel", "cosine", "own_abs", "note", "tensors",
+    "results",
 )  # fmt: skip
 
 

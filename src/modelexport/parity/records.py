@@ -17,9 +17,11 @@ class Outcome(enum.StrEnum):
     ABSORBED = "absorbed"
     UNKNOWN = "not found"
     NOTHING = "no tensor"
+    UNSEEN = "not seen"
 
 
 FAILED = frozenset({Outcome.DIFFERS, Outcome.SHAPE, Outcome.DTYPE})
+COMPARED = FAILED | {Outcome.AGREES}
 
 
 class Blame(enum.StrEnum):
@@ -68,8 +70,11 @@ class ModuleParity(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     own_abs: float | None
     """The greatest absolute difference that it makes when it is given PyTorch's own inputs, where that was tried."""
     note: str | None
-    """What else there is to say."""
+    """What else there is to say; why it is not compared, where it is not."""
     tensors: tuple[TensorParity, ...]
+    """Those of its results that were compared."""
+    results: int
+    """How many tensors it returned."""
 
 
 class Verification(msgspec.Struct, frozen=True):
@@ -79,6 +84,7 @@ class Verification(msgspec.Struct, frozen=True):
     atol: float
     rtol: float
     agrees: bool
+    """Whether something was compared and all of that agrees; `not_compared` says what this is not about."""
     first: str | None
     """The module that differs first."""
     causes: tuple[str, ...]
@@ -86,3 +92,11 @@ class Verification(msgspec.Struct, frozen=True):
     outcomes: dict[str, int]
     """Calls by outcome."""
     modules: tuple[ModuleParity, ...]
+    modules_total: int
+    """How many modules ran, in the export or in PyTorch."""
+    modules_compared: int
+    """How many of them were compared, in all or in some of their results."""
+    partly_compared: tuple[str, ...]
+    """The modules of which some results or calls were compared and others were not."""
+    not_compared: dict[str, str]
+    """The modules of which nothing was compared, each with the reason."""

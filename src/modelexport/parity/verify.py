@@ -16,9 +16,10 @@ from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, ArgumentTypeError
 from modelexport.parity.eager import run_eagerly
 from modelexport.parity.feeds import feeds_for
+from modelexport.parity.gaps import Gaps
 from modelexport.parity.measure import Array, Difference, Tolerance, checked_tolerance, difference, kind
 from modelexport.parity.pairs import Pair, PairedCall, Pairing
-from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, TensorParity, Verification
+from modelexport.parity.records import COMPARED, FAILED, Blame, ModuleParity, Outcome, TensorParity, Verification
 from modelexport.parity.runtime import check_runtime, run_exposed
 from modelexport.parity.suspects import Judge, Suspect, Verdict
 from modelexport.pieces.extract import TaggedFile, opened
@@ -52,17 +53,18 @@ def verify(
         step("run the PyTorch model")
         feeds = feeds_for(file.source.proto.graph, live, _as_exported(live, inputs, file))
         calls = list(Pairing(file).of(run_eagerly(live, inputs, root_only=isinstance(model, ExportedProgram))))
-        wanted = {id(paired) for paired in _narrowed(file, calls, module)}
+        gaps = Gaps(file)
+        unseen = gaps.unseen({paired.call.path for paired in calls})
+        wanted = _narrowed(file, [*(paired.call.path for paired in calls), *unseen], module)
         step("run the ONNX file")
         names = {name for paired in calls for pair in paired.pairs for name in pair.names}
         names -= {value.name for value in file.source.main.graph.output}
         values = {**feeds, **run_exposed(file.weights.data, path.parent, feeds, sorted(names - feeds.keys()))}
         compared = [(paired, _compare(paired, values, tolerance)) for paired in calls]
         blames = _blames(file, calls, compared, feeds, tolerance, step)
-    modules = tuple(
-        _record(file, paired, found, blames.get(id(paired))) for paired, found in compared if id(paired) in wanted
-    )
-    return _verification(path, tolerance, modules)
+    modules = [_record(file, gaps, paired, found, blames.get(id(paired))) for paired, found in compared]
+    modules += [_unseen(file, gaps, path, isinstance(model, ExportedProgram)) for path in unseen]
+    return _verification(path, tolerance, tuple(found for found in modules if found.module in wanted))
 
 
 def _check(model: object, example_inputs: Any) -> tuple[nn.Module, ModelInputs]:
@@ -83,11 +85,12 @@ def _as_exported(model: nn.Module, inputs: ModelInputs, file: TaggedFile) -> Mod
     return in_signature_order(model, inputs) if records is None or records.export.exporter != "dynamo" else inputs
 
 
-def _narrowed(file: TaggedFile, calls: list[PairedCall], module: str | None) -> list[PairedCall]:
+def _narrowed(file: TaggedFile, paths: list[str], module: str | None) -> set[str]:
+    """Of the modules that ran those that are asked for."""
     if module is None:
-        return calls
+        return set(paths)
     selection = Selection(module, (), dict(file.modules.records))
-    wanted = [p for p in calls if selection.has_module(p.call.path, file.modules.carried_tag(p.call.path))]
+    wanted = {path for path in paths if selection.has_module(path, file.modules.carried_tag(path))}
     if not wanted:
         file.modules.find(module)  # says what is near, if nothing is called so
         raise ArgumentError(f"{module!r} did not run", hint="leave --module out")
@@ -147,11 +150,11 @@ def _blames(
     return {id(paired): verdict for (paired, _), verdict in zip(suspects, verdicts, strict=True)}
 
 
-def _record(file: TaggedFile, paired: PairedCall, found: Found, verdict: Verdict | None) -> ModuleParity:
+def _record(file: TaggedFile, gaps: Gaps, paired: PairedCall, found: Found, verdict: Verdict | None) -> ModuleParity:
     call = paired.call
     record = file.modules.records.get(call.path)
     tensors = tuple(told for told, _, name in found if name is not None)
-    outcome, note = _outcome(paired, found, tensors)
+    outcome, note = _outcome(gaps, paired, found, tensors)
     numbers = [told for told in tensors if told.max_abs is not None]
     return ModuleParity(
         module=call.path,
@@ -167,37 +170,79 @@ def _record(file: TaggedFile, paired: PairedCall, found: Found, verdict: Verdict
         own_abs=None if verdict is None else verdict.own_abs,
         note=note,
         tensors=tensors,
+        results=sum(value is not None for value in call.given),
     )
 
 
-def _outcome(paired: PairedCall, found: Found, tensors: tuple[TensorParity, ...]) -> tuple[Outcome, str | None]:
+def _unseen(file: TaggedFile, gaps: Gaps, path: str, saved_program: bool) -> ModuleParity:
+    """A module that ran in the export and whose calls in PyTorch cannot be observed."""
+    record = file.modules.records.get(path)
+    return ModuleParity(
+        module=path,
+        tag=file.modules.tags.get(path),
+        class_="" if record is None else record.class_,
+        execution_order=None if record is None else record.execution_order,
+        call=None,
+        outcome=Outcome.ABSORBED if gaps.is_absorbed(path) else Outcome.UNSEEN,
+        blame=None,
+        max_abs=None,
+        max_rel=None,
+        cosine=None,
+        own_abs=None,
+        note="a saved program is compared by its outputs only" if saved_program else gaps.why_unseen(path),
+        tensors=(),
+        results=0,
+    )
+
+
+def _outcome(
+    gaps: Gaps, paired: PairedCall, found: Found, tensors: tuple[TensorParity, ...]
+) -> tuple[Outcome, str | None]:
     if paired.absorbed:
-        return Outcome.ABSORBED, None
+        return Outcome.ABSORBED, gaps.why(paired.call.path, paired.call.index)
     if not found:
-        return Outcome.NOTHING, None
+        return Outcome.NOTHING, "it returns no tensor"
     if not tensors:
-        return Outcome.UNKNOWN, "its result is not in the file, or not by a name that is known"
+        return Outcome.UNKNOWN, gaps.why(paired.call.path, paired.call.index)
     odd = next((told for told in tensors if told.max_abs is None), None)
     if odd is not None:
         same_shape = odd.expected.partition("[")[2] == odd.found.partition("[")[2]
         return (Outcome.DTYPE if same_shape else Outcome.SHAPE), f"{odd.found}, not {odd.expected}"
+    return (Outcome.AGREES if all(told.within for told in tensors) else Outcome.DIFFERS), _note(found, tensors)
+
+
+def _note(found: Found, tensors: tuple[TensorParity, ...]) -> str | None:
+    notes = []
     other = next((told for told in tensors if told.found != told.expected), None)
-    note = None if other is None else f"{other.found.partition('[')[0]} for {other.expected.partition('[')[0]}"
-    return (Outcome.AGREES if all(told.within for told in tensors) else Outcome.DIFFERS), note
+    if other is not None:
+        notes.append(f"{other.found.partition('[')[0]} for {other.expected.partition('[')[0]}")
+    if len(tensors) < len(found):
+        notes.append(f"{len(tensors)} of {len(found)} results compared")
+    return ", ".join(notes) or None
 
 
 def _verification(path: Path, tolerance: Tolerance, modules: tuple[ModuleParity, ...]) -> Verification:
     failed = [found for found in modules if found.outcome in FAILED]
+    compared = {found.module for found in modules if found.outcome in COMPARED}
     return Verification(
         file=path.name,
         atol=tolerance.atol,
         rtol=tolerance.rtol,
-        agrees=not failed and any(found.outcome == Outcome.AGREES for found in modules),
+        agrees=not failed and bool(compared),
         first=failed[0].module if failed else None,
         causes=_causes(failed),
         outcomes=dict(Counter(str(found.outcome) for found in modules)),
         modules=modules,
+        modules_total=len({found.module for found in modules}),
+        modules_compared=len(compared),
+        partly_compared=tuple(dict.fromkeys(f.module for f in modules if f.module in compared and _lacks(f))),
+        not_compared={found.module: found.note or "" for found in modules if found.module not in compared},
     )
+
+
+def _lacks(found: ModuleParity) -> bool:
+    """Whether a call has results that were not compared."""
+    return found.outcome not in COMPARED or len(found.tensors) < found.results
 
 
 def _causes(failed: list[ModuleParity]) -> tuple[str, ...]:
