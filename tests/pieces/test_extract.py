@@ -240,6 +240,33 @@ def test_functions_come_along_with_those_who_call_them() -> None:
     assert np.allclose(run(piece, {"a": np.ones((2, 3), np.float32)})["y"], 2)
 
 
+@pytest.mark.regression
+def test_both_overloads_of_a_function_come_along() -> None:
+    imports = [helper.make_opsetid("", 18)]
+    twice = helper.make_function(
+        "own", "Act", ["v"], ["r"], [helper.make_node("Add", ["v", "v"], ["r"])], imports, overload="twice"
+    )
+    minus = helper.make_function(
+        "own", "Act", ["v"], ["r"], [helper.make_node("Neg", ["v"], ["r"])], imports, overload="minus"
+    )
+    model = hand_made(
+        [
+            helper.make_node("Relu", ["x"], ["a"], name="first"),
+            helper.make_node("Act", ["a"], ["b"], domain="own", overload="twice", name="second"),
+            helper.make_node("Act", ["b"], ["c"], domain="own", overload="minus", name="second"),
+            helper.make_node("Act", ["c"], ["y"], domain="own", overload="minus", name="third"),
+        ],
+        [twice, minus],
+    )
+    piece = modelexport.extract(model, "second").model
+    assert [function.overload for function in piece.functions] == ["twice", "minus"]
+    onnx.checker.check_model(piece, full_check=True)
+    assert np.allclose(run(piece, {"a": np.ones((2, 3), np.float32)})["c"], -2)
+    only = modelexport.extract(model, "third").model
+    assert [function.overload for function in only.functions] == ["minus"]
+    assert np.allclose(run(only, {"c": np.ones((2, 3), np.float32)})["y"], -1)
+
+
 def test_a_value_that_is_new_each_time_is_not_pulled_in() -> None:
     model = hand_made(
         [
