@@ -25,6 +25,7 @@ from modelexport.cli.render import (
     waiting,
 )
 from modelexport.cli.summary import module_tree, status_text
+from modelexport.tagged.sidecar import sidecar_path
 
 _BAR = 10
 _LARGEST = 8
@@ -90,6 +91,8 @@ def _header(result: Analysis) -> Iterator[RenderableType]:
     yield line(f"{by}opset {opsets}, IR {file.ir_version}", 2)
     if file.map_source == "sidecar":
         yield line("the file carries no tags; the map is the sidecar's", 2)
+    if file.sidecar_refused is not None:
+        yield line(f"{sidecar_path(Path(file.file)).name} is not used: {file.sidecar_refused}", 2)
     yield line(f"inputs  {', '.join(map(tensor, file.inputs)) or 'none'}", 2)
     yield line(f"outputs {', '.join(map(tensor, file.outputs)) or 'none'}", 2)
     for dropped in file.dropped_outputs:

@@ -14,6 +14,7 @@ from modelexport.graphml.check import ImportCheck, check_import
 from modelexport.graphml.dialect import MODES, graphml_path
 from modelexport.graphml.rebuild import import_onnx
 from modelexport.graphml.write import GraphmlFiles, export_graphml
+from modelexport.tagged.sidecar import sidecar_path
 from modelexport.tagged.staging import check_target
 
 _MOST = 12
@@ -47,6 +48,8 @@ def export_graphml_command(onnx: Path, out: Path | None, graphml_parameters: str
     with waiting(f"write {target.name}") as tell:
         files = export_graphml(onnx, target, parameters=graphml_parameters, on_progress=tell)
     show(written(files))
+    if files.sidecar_refused is not None:
+        note(f"{sidecar_path(onnx).name} is not used: {files.sidecar_refused}")
 
 
 def written(files: GraphmlFiles) -> Iterator[RenderableType]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import onnx
 
 from modelexport.collector import collector_paused
-from modelexport.errors import ArgumentError, FileError, FormatError
-from modelexport.fingerprint import topology_digest, work_digests
+from modelexport.errors import ArgumentError, FormatError
 from modelexport.graph import flatten
 from modelexport.pieces.build import Piece, Source, build
 from modelexport.pieces.cut import Cut, Members, cut, members_of, whole
@@ -20,14 +19,8 @@ from modelexport.pieces.target import Modules, Target
 from modelexport.pieces.types import Types
 from modelexport.pieces.write import Weights, loaded, write
 from modelexport.tagged.files import StrPath, as_path, external_files, is_file, mapped, parse
-from modelexport.tagged.model import embedded_in, recorded_tag
-from modelexport.tagged.sidecar import (
-    Embedded,
-    PieceRecord,
-    Sidecar,
-    read_sidecar,
-    sidecar_path,
-)
+from modelexport.tagged.model import map_in_effect, recorded_tag
+from modelexport.tagged.sidecar import PieceRecord, sidecar_path
 from modelexport.tagged.staging import check_target
 from modelexport.tagged.weights import weight_fields
 
@@ -137,44 +130,27 @@ def _has_odd_names(proto: onnx.ModelProto) -> bool:
 def _read(path: Path, data: bytes | memoryview) -> TaggedFile:
     fields = weight_fields(data, path) if len(data) > SMALL_FILE else None
     proto = parse(data, path, fields, whole=fields is None)
-    records = _embedded(proto)
     main = Level(proto.graph, by_doc_string())
     if not main.flow(len(main.nodes)).in_order:
         sort_nodes(main)
         main = Level(proto.graph, by_doc_string())
-    sidecar = _sidecar(path) if path.name and (records is None or not _is_tagged(main)) else None
-    if sidecar is not None and not _is_tagged(main):
-        _check_own(path, proto, sidecar)
-        main = Level(proto.graph, by_record({key: recorded_tag(node) for key, node in sidecar.nodes.items()}))
+    used = map_in_effect(path, proto, _is_tagged(main), lambda: flatten(proto))
+    if used.sidecar is not None:
+        main = Level(proto.graph, by_record({key: recorded_tag(node) for key, node in used.sidecar.nodes.items()}))
     if not _is_tagged(main) and main.nodes:
-        name = path.name or "the model"
-        raise FormatError(f"{name} has no tags, so nothing tells its modules", hint="export it with modelexport")
-    told: Embedded | Sidecar | None = records or sidecar
-    modules = Modules({} if told is None else told.modules, (tag for level in main for tag in level.tags))
-    source = Source(path.name, proto, main, Types(proto, main), told)
+        raise _without_tags(path, used.refused)
+    modules = Modules({} if used.records is None else used.records.modules, main.tags_inside())
+    source = Source(path.name, proto, main, Types(proto, main), used.records)
     return TaggedFile(path, source, modules, Weights(data, fields, path))
 
 
-def _check_own(path: Path, proto: onnx.ModelProto, sidecar: Sidecar) -> None:
-    """Where the sidecar alone has the tags, it has to be of this very graph."""
-    graph = flatten(proto)
-    if topology_digest(graph, work_digests(graph)) != sidecar.statistics.topology:
-        raise FormatError(
-            f"{path.name} has no tags, and {sidecar_path(path).name} is of another graph", hint="export the model again"
-        )
+def _without_tags(path: Path, refused: str | None) -> FormatError:
+    if refused is not None:
+        told = f"{path.name} has no tags, and {sidecar_path(path).name} cannot be used: {refused}"
+        return FormatError(told, hint="export the model again")
+    name = path.name or "the model"
+    return FormatError(f"{name} has no tags, so nothing tells its modules", hint="export it with modelexport")
 
 
 def _is_tagged(main: Level) -> bool:
     return any(tag is not None for level in main for tag in level.tags)
-
-
-def _embedded(proto: onnx.ModelProto) -> Embedded | None:
-    with suppress(FormatError):
-        return embedded_in(proto)
-    return None
-
-
-def _sidecar(path: Path) -> Sidecar | None:
-    with suppress(FormatError, FileError):
-        return read_sidecar(sidecar_path(path))
-    return None
