@@ -16,9 +16,11 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 import modelexport
+from modelexport.cli.main import main
 from modelexport.errors import ArgumentError, FileError, FormatError
 from modelexport.tagged import staging as staging_module
 from modelexport.tagged.sidecar import read_sidecar
@@ -109,6 +111,37 @@ def test_strip_copies_the_data_along(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="missing"):
         modelexport.strip(report.onnx_path, tmp_path / "third" / "base.onnx")
     assert list((tmp_path / "third").iterdir()) == []
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("link", ["none", "symbolic", "hard"])
+def test_strip_refuses_to_overwrite_its_input(link: str, tmp_path: Path) -> None:
+    path = with_weights_outside(tmp_path / "m.onnx").onnx_path
+    target = path if link == "none" else tmp_path / "link.onnx"
+    if link == "symbolic":
+        target.symlink_to(path)
+    elif link == "hard":
+        target.hardlink_to(path)
+    before = path.read_bytes()
+    with pytest.raises(ArgumentError, match=rf"output {target.name} would overwrite the input"):
+        modelexport.strip(path, target)
+    assert path.read_bytes() == before
+    assert target.exists()
+
+
+@pytest.mark.regression
+def test_strip_refuses_to_overwrite_the_data_of_its_input(tmp_path: Path) -> None:
+    path, data = tmp_path / "m.onnx", tmp_path / "data.onnx"
+    proto = onnx.load(with_weights_outside(path).onnx_path)
+    onnx.save_model(proto, path, save_as_external_data=True, location=data.name)
+    before = data.read_bytes()
+    with pytest.raises(ArgumentError, match=r"output data\.onnx would overwrite the input"):
+        modelexport.strip(path, data)
+    assert data.read_bytes() == before
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ArgumentError, match=r"has the name of a data file of m\.onnx"):
+        modelexport.strip(path, tmp_path / "other" / "data.onnx")
+    assert CliRunner().invoke(main, ["strip", str(path), str(path)]).exit_code == 2
 
 
 def test_strip_refuses_data_outside_the_folder(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import onnx
 
 from modelexport.collector import collector_paused
-from modelexport.errors import ArgumentError, FormatError
+from modelexport.errors import FormatError
 from modelexport.graph import flatten
 from modelexport.pieces.build import Piece, Source, build
 from modelexport.pieces.cut import Cut, Members, cut, members_of, whole
@@ -18,7 +18,7 @@ from modelexport.pieces.levels import Level, by_doc_string, by_record, sort_node
 from modelexport.pieces.target import Modules, Target
 from modelexport.pieces.types import Types
 from modelexport.pieces.write import Weights, loaded, write
-from modelexport.tagged.files import StrPath, as_path, external_files, is_file, mapped, parse
+from modelexport.tagged.files import StrPath, as_path, check_not_overwritten, mapped, parse
 from modelexport.tagged.model import map_in_effect, recorded_tag
 from modelexport.tagged.sidecar import PieceRecord, sidecar_path
 from modelexport.tagged.staging import check_target
@@ -49,7 +49,7 @@ def extract(
     target = None if output is None else check_target(output)
     with collector_paused(), opened(onnx_model) as file:
         if target is not None:
-            file.check_not_overwritten(target)
+            check_not_overwritten(file.path, file.source.proto, target, target.with_name(f"{target.name}.data"))
         wanted = file.find(module, call)
         piece = file.piece(wanted, "" if target is None else target.name)
         if target is None:
@@ -93,14 +93,6 @@ class TaggedFile(NamedTuple):
     def piece(self, target: Target, name: str) -> Piece:
         """A module as a model."""
         return build(self.source, self.cut(target), target, name)
-
-    def check_not_overwritten(self, target: Path) -> None:
-        """Refuse to write over what is being read."""
-        data = target.with_name(f"{target.name}.data")
-        apart = external_files(self.source.proto) if is_file(data) else []
-        own = (self.path, *(self.path.parent / name for name in apart))
-        if {path.resolve() for path in own} & {target.resolve(), data.resolve()}:
-            raise ArgumentError(f"{target} would overwrite the model itself", hint="choose another output")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import onnx
 from google.protobuf.message import DecodeError
 
-from modelexport.errors import ArgumentTypeError, FileError, FormatError
+from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError
 from modelexport.graph import StoredNodes
 from modelexport.tagged import wire
 
@@ -120,6 +120,22 @@ def _outside(location: str) -> FormatError:
         f"the model's data file {location!r} lies outside the model's folder",
         hint="only data files beside the model are followed",
     )
+
+
+def check_not_overwritten(source: Path, proto: onnx.ModelProto, *targets: Path) -> None:
+    """Refuse to write over a model that is read, or over one of its data files, under whatever name they go."""
+    own = [source, *(source.parent / name for name in external_files(proto))]
+    for target in targets:
+        if any(_is_same(target, path) for path in own):
+            raise ArgumentError(f"output {target.name} would overwrite the input", hint="choose another output")
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    """Whether two paths are one file, also through links of either kind."""
+    try:
+        return first.resolve() == second.resolve() or (first.exists() and second.exists() and first.samefile(second))
+    except (OSError, ValueError):
+        return False
 
 
 def external_files(proto: onnx.ModelProto) -> list[str]:
