@@ -139,7 +139,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "format version is '9'",
     ),
     "no version": (changed(lambda t: re.sub(r'<data key="n_format_version">1.1</data>', "", t)), "format version"),
-    "missing data": (lambda g: _data(g).unlink(), r"g.onnxdata is missing \(keep it beside the GraphML\)"),
+    "missing data": (lambda g: _data(g).unlink(), r"g.onnxdata is missing: the weights of g.graphml are in it \(put"),
     "short data": (
         lambda g: _data(g).write_bytes(_data(g).read_bytes()[:-1]),
         "g.onnxdata is too short for the values of 'w'",

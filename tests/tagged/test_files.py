@@ -27,6 +27,7 @@ from modelexport.tagged.sidecar import read_sidecar
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
+MISSING = "m.onnx.data is missing: the weights of m.onnx are in it"
 BOTH = pytest.mark.parametrize("strategy", ["fx", "htp"])
 
 
@@ -108,7 +109,7 @@ def test_strip_copies_the_data_along(tmp_path: Path) -> None:
     onnx.checker.check_model(str(stripped), full_check=True)
     report.data_paths[0].unlink()
     (tmp_path / "third").mkdir()
-    with pytest.raises(FileError, match="missing"):
+    with pytest.raises(FileError, match=MISSING):
         modelexport.strip(report.onnx_path, tmp_path / "third" / "base.onnx")
     assert list((tmp_path / "third").iterdir()) == []
 
@@ -164,6 +165,29 @@ READERS: dict[str, Callable[[Path, Path], object]] = {
     "export_graphml": lambda model, folder: modelexport.export_graphml(model, folder / "m.graphml"),
     "strip": lambda model, folder: modelexport.strip(model, folder / "base.onnx"),
 }
+
+
+def verified(model: Path, folder: Path) -> object:
+    live = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    return modelexport.verify(live, torch.ones(1, 64), model)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("reader", [*READERS, "verify"])
+def test_a_data_file_that_is_missing(reader: str, tmp_path: Path) -> None:
+    """Whoever needs the weights says the same; whoever does not goes on without them."""
+    read = {**READERS, "verify": verified}[reader]
+    report = with_weights_outside(tmp_path / "m.onnx")
+    report.data_paths[0].unlink()
+    before = sorted(tmp_path.iterdir())
+    if reader == "analyze":
+        read(report.onnx_path, tmp_path)
+        return
+    with pytest.raises(FileError) as caught:
+        read(report.onnx_path, tmp_path)
+    assert caught.value.message == MISSING
+    assert caught.value.hint == "put it back into the folder of m.onnx"
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("reader", READERS)

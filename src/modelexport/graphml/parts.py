@@ -12,7 +12,7 @@ import msgspec
 import onnx
 from google.protobuf.message import DecodeError
 
-from modelexport.errors import FileError, FormatError
+from modelexport.errors import FormatError
 from modelexport.graph import nested_graphs
 from modelexport.graphml.dialect import (
     BODY,
@@ -31,7 +31,7 @@ from modelexport.graphml.store import Stored, part_check
 from modelexport.graphml.tensors import FIELDS, Span
 from modelexport.graphml.views import attributes_text, plain, says_the_same
 from modelexport.tagged.codec import UNREADABLE
-from modelexport.tagged.files import is_file
+from modelexport.tagged.files import is_file, missing_data
 
 READ_BACK = ("operator", "domain", "name", "attributes")
 """What may be edited on an operator."""
@@ -130,7 +130,7 @@ class Parts:
         if "format_version" not in self.card.told:
             raise FormatError(f"{self.path} does not say its format version", hint=WRITE_AGAIN)
         self.parameters = _parameters(self.path, self.card)
-        self._loader = _Loader(self.path.parent, self.parameters)
+        self._loader = _Loader(self.path, self.parameters)
 
     def _take(self, number: int, node: NodeData) -> None:
         kind = node.told.get("kind", "")
@@ -269,8 +269,9 @@ def _parsed(kind: Any, message: bytes, node: NodeData) -> Any:
 class _Loader:
     """Finds the bytes of weights where the GraphML says that they are."""
 
-    def __init__(self, folder: Path, parameters: Parameters) -> None:
-        self._folder = folder
+    def __init__(self, path: Path, parameters: Parameters) -> None:
+        self._path = path
+        self._folder = path.parent
         self._parameters = parameters
         self._sizes: dict[str, int] = {}
 
@@ -318,5 +319,5 @@ class _Loader:
                 hint="only data files beside the GraphML are followed",
             )
         if not is_file(path):
-            raise FileError(f"the data file {path} is missing", hint="keep it beside the GraphML")
+            raise missing_data(self._path, name)
         return path.stat().st_size

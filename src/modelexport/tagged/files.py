@@ -115,6 +115,22 @@ def data_file(model: Path, location: str) -> Path:
     return path
 
 
+def present_data_file(model: Path, location: str) -> Path:
+    """A data file of a model whose values are needed: one that is not there is an error."""
+    path = data_file(model, location)
+    if not is_file(path):
+        raise missing_data(model, location)
+    return path
+
+
+def missing_data(owner: Path, location: str) -> FileError:
+    """The error for a data file that is not where a model or its GraphML says."""
+    return FileError(
+        f"{location} is missing: the weights of {owner.name} are in it",
+        hint=f"put it back into the folder of {owner.name}",
+    )
+
+
 def _outside(location: str) -> FormatError:
     return FormatError(
         f"the model's data file {location!r} lies outside the model's folder",

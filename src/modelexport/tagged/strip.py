@@ -5,16 +5,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from modelexport.errors import ArgumentError, FileError
+from modelexport.errors import ArgumentError
 from modelexport.tagged import codec, wire
 from modelexport.tagged.files import (
     StrPath,
     as_path,
     check_not_overwritten,
-    data_file,
     external_files,
     mapped,
     parse,
+    present_data_file,
 )
 from modelexport.tagged.sidecar import METADATA_KEY
 from modelexport.tagged.staging import check_target, staging
@@ -50,20 +50,10 @@ def write_stripped(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
         if target in (target.parent / name for name in names):
             told = f"output {target.name} has the name of a data file of {source.name}"
             raise ArgumentError(told, hint="choose another output")
+        files = [present_data_file(source, name) for name in names]
         if source.parent.resolve() != target.parent.resolve():
-            for number, name in enumerate(names):
-                copy = stage.work / f"data-{number}"
-                _copy_data(data_file(source, name), copy)
-                stage.place(copy, name)
+            for number, (name, file) in enumerate(zip(names, files, strict=True)):
+                stage.place(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
         stage.place(stage.write("model", stripped(data)), target.name)
         stage.commit()
     return target, names
-
-
-def _copy_data(source: Path, target: Path) -> None:
-    try:
-        shutil.copyfile(source, target)
-    except FileNotFoundError as error:
-        raise FileError(
-            f"the data file {source} is missing", hint="keep the data file beside the model, or strip in place"
-        ) from error
