@@ -190,6 +190,76 @@ def test_a_data_file_that_is_missing(reader: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
+def with_weights_below(folder: Path) -> Path:
+    """A tagged model whose data file lies in a folder below it."""
+    path = with_weights_outside(folder / "m.onnx").onnx_path
+    (folder / "weights").mkdir()
+    (folder / "m.onnx.data").rename(folder / "weights" / "w.bin")
+    proto = onnx.load(path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "weights/w.bin"
+    path.write_bytes(proto.SerializeToString())
+    onnx.checker.check_model(str(path), full_check=True)
+    return path
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("reader", [*READERS, "verify"])
+def test_a_data_file_in_a_folder_below(reader: str, tmp_path: Path) -> None:
+    source, outputs = tmp_path / "source", tmp_path / "outputs"
+    for folder in (source, outputs):
+        folder.mkdir()
+    path = with_weights_below(source)
+    {**READERS, "verify": verified}[reader](path, outputs)
+    if reader == "strip":
+        assert (outputs / "weights" / "w.bin").read_bytes() == (source / "weights" / "w.bin").read_bytes()
+        onnx.checker.check_model(str(outputs / "base.onnx"), full_check=True)
+    if reader == "extract":
+        assert {file.name for file in outputs.iterdir()} == {"piece.onnx", "piece.onnx.data", "piece_hierarchy.json"}
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("mode", ["sidecar", "embedded", "reference"])
+def test_graphml_of_a_data_file_in_a_folder_below(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    path = with_weights_below(tmp_path / "source")
+    graphml = modelexport.export_graphml(path, parameters=mode).graphml
+    (tmp_path / "back").mkdir()
+    imported = modelexport.import_onnx(graphml, tmp_path / "back" / "m.onnx")
+    assert imported.onnx.read_bytes() == path.read_bytes()
+    assert imported.data == (tmp_path / "back" / "weights" / "w.bin",)
+    assert imported.data[0].read_bytes() == (path.parent / "weights" / "w.bin").read_bytes()
+
+
+@pytest.mark.regression
+def test_repair_with_a_data_file_in_a_folder_below(tmp_path: Path) -> None:
+    path = with_weights_below(tmp_path)
+    before = path.read_bytes()
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.node[0].ClearField("doc_string")
+    path.write_bytes(proto.SerializeToString())
+    assert modelexport.validate(path, repair=True).findings == ()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.regression
+def test_a_folder_below_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
+    for name in ("source", "outputs", "elsewhere"):
+        (tmp_path / name).mkdir()
+    path = with_weights_below(tmp_path / "source")
+    (tmp_path / "outputs" / "weights").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileError, match="would lie outside"):
+        modelexport.strip(path, tmp_path / "outputs" / "base.onnx")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    (tmp_path / "source" / "weights" / "w.bin").rename(tmp_path / "elsewhere" / "w.bin")
+    (tmp_path / "source" / "weights").rmdir()
+    (tmp_path / "source" / "weights").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FormatError, match=r"'weights/w\.bin' lies outside"):
+        modelexport.compare(path, path)
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_a_data_file_that_is_a_link(reader: str, tmp_path: Path) -> None:
     """It may lead elsewhere only with the model, as in the Hugging Face cache, where both are links to one folder."""

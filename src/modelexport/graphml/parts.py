@@ -31,7 +31,7 @@ from modelexport.graphml.store import Stored, part_check
 from modelexport.graphml.tensors import FIELDS, Span
 from modelexport.graphml.views import attributes_text, plain, says_the_same
 from modelexport.tagged.codec import UNREADABLE
-from modelexport.tagged.files import is_file, missing_data
+from modelexport.tagged.files import is_file, is_inside, missing_data
 
 READ_BACK = ("operator", "domain", "name", "attributes")
 """What may be edited on an operator."""
@@ -310,13 +310,12 @@ class _Loader:
         return Checked(self._folder / name, entry.offset, entry.length, entry.sha256, part.place)
 
     def _size(self, name: str) -> int:
-        """The size of a file beside the GraphML; one that lies elsewhere is refused."""
+        """The size of a file in the GraphML's folder or below it; one that lies elsewhere is refused."""
         path = self._folder / name
-        outside = Path(name).name != name or name in ("", ".", "..") or "\0" in name
-        if outside or (is_file(path) and path.resolve().parent != self._folder.resolve()):
+        if not is_inside(name) or (is_file(path) and not path.resolve().is_relative_to(self._folder.resolve())):
             raise FormatError(
                 f"the data file {name!r} lies outside the GraphML's folder",
-                hint="only data files beside the GraphML are followed",
+                hint="only data files in the GraphML's folder, or below it, are followed",
             )
         if not is_file(path):
             raise missing_data(self._path, name)

@@ -77,7 +77,7 @@ def export_graphml(
         fields = weight_fields(data, source)
         proto = without_nodes(data, fields, source)
         stage = stack.enter_context(staging(target.parent))
-        store: Store = Embedded() if parameters == "embedded" else Reference()
+        store: Store = Embedded() if parameters == "embedded" else Reference(source.parent)
         apart: BinaryIO | None = None
         if parameters == "sidecar":
             apart = stack.enter_context((stage.work / "data").open("wb"))

@@ -98,19 +98,24 @@ def external_location(tensor: onnx.TensorProto) -> str | None:
         if entry.key == "location":
             if not isinstance(entry.value, str):
                 raise FormatError(f"the name of the model's data file {entry.value!r} is not UTF-8")
-            path = PurePosixPath(entry.value)
-            if path.is_absolute() or ".." in path.parts or len(path.parts) != 1 or "\0" in entry.value:
+            if not is_inside(entry.value):
                 raise _outside(entry.value)
             return str(entry.value)
     return None
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative path names a file of a folder, or of one below it, as far as the path itself tells."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def data_file(model: Path, location: str) -> Path:
     """A data file of a model. As a link, it stays in the folder or leads to where the model's own link does."""
     path = model.parent / location
     if is_file(path):
-        places = {model.parent.resolve()} | ({model.resolve().parent} if model.is_symlink() else set())
-        if path.resolve().parent not in places:
+        folders = {model.parent.resolve()} | ({model.resolve().parent} if model.is_symlink() else set())
+        if not any(path.resolve().is_relative_to(folder) for folder in folders):
             raise _outside(location)
     return path
 
@@ -134,7 +139,7 @@ def missing_data(owner: Path, location: str) -> FileError:
 def _outside(location: str) -> FormatError:
     return FormatError(
         f"the model's data file {location!r} lies outside the model's folder",
-        hint="only data files beside the model are followed",
+        hint="only data files in the model's folder, or below it, are followed",
     )
 
 
