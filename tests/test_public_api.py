@@ -13,6 +13,7 @@ pytestmark = pytest.mark.sanity
 PUBLIC = {
     "ExportReport",
     "ExportStrategy",
+    "ExtractionWarning",
     "HierarchyExporter",
     "JobResult",
     "ModelExportError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from modelexport.errors import ModelExportError
+from modelexport.errors import ExtractionWarning, ModelExportError
 
 if TYPE_CHECKING:
     from modelexport.analysis.analyze import analyze
@@ -56,6 +56,7 @@ _HOMES = {
 __all__ = [
     "ExportReport",
     "ExportStrategy",
+    "ExtractionWarning",
     "HierarchyExporter",
     "JobResult",
     "ModelExportError",

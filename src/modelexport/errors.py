@@ -10,6 +10,7 @@ ModelExportError                 anything below; `hint` says what to do, `exit_c
     ModelRunError                it does not even run on these inputs
 
 GraphmlWarning                   the export is done, but its GraphML could not be written
+ExtractionWarning                the extracted model lacks values that the module returned
 """
 
 from __future__ import annotations
@@ -78,3 +79,7 @@ class ModelRunError(ExportError):
 
 class GraphmlWarning(UserWarning):
     """The model was exported, but its GraphML could not be written."""
+
+
+class ExtractionWarning(UserWarning):
+    """The extracted model runs, but values that the module returned are not among its outputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import onnx
 
 from modelexport.collector import collector_paused
-from modelexport.errors import FormatError
+from modelexport.errors import ExtractionWarning, FormatError
 from modelexport.graph import flatten
 from modelexport.pieces.build import Piece, Source, build
 from modelexport.pieces.cut import Cut, Members, cut, members_of, whole
@@ -24,6 +25,7 @@ from modelexport.tagged.sidecar import PieceRecord, sidecar_path
 from modelexport.tagged.staging import check_target
 from modelexport.tagged.weights import weight_fields
 
+_MOST_LOST = 3
 SMALL_FILE = 64 << 20
 """Up to this size a file is read whole; of a larger one, weights are stepped over and copied as they are."""
 
@@ -44,18 +46,45 @@ def extract(
     module that ran more than once. Its inputs are the tensors that enter it; constants and weights
     come along. With `output` the piece is written there with its sidecar, and weights in data files
     are copied into one of its own as far as they are needed; the model returned is then without them.
-    Without `output` the model has all its weights in it.
+    Without `output` the model has all its weights in it. An ExtractionWarning says which values that the
+    module returned are not among the outputs, as when the exporter removed them.
     """
     target = None if output is None else check_target(output)
     with collector_paused(), opened(onnx_model) as file:
         if target is not None:
             check_not_overwritten(file.path, file.source.proto, target, target.with_name(f"{target.name}.data"))
         wanted = file.find(module, call)
-        piece = file.piece(wanted, "" if target is None else target.name)
+        found = file.cut(wanted)
+        piece = build(file.source, found, wanted, "" if target is None else target.name)
         if target is None:
-            return Extracted(loaded(piece, file.weights), piece.record)
-        write(piece, file.weights, target)
-    return Extracted(piece.proto, piece.record)
+            extracted = Extracted(loaded(piece, file.weights), piece.record)
+        else:
+            write(piece, file.weights, target)
+            extracted = Extracted(piece.proto, piece.record)
+        if not file.is_all(wanted):
+            _warn_of_lost_results(file.modules, wanted, found)
+    return extracted
+
+
+def _warn_of_lost_results(modules: Modules, target: Target, found: Cut) -> None:
+    """Warn where a value that the module returned is neither an output of the extracted model nor came from outside."""
+    present = {border.name for border in (*found.inputs, *found.outputs)}
+    for part in found.parts:  # constants that the module was given
+        present.update(name for place in part.pulled for name in part.level.nodes[place].output)
+    calls = modules.returned(target)
+    lost: list[str] = []
+    for call, names in calls.items():
+        where = f" of call {call}" if len(calls) > 1 else ""
+        for place, name in enumerate(names):
+            if name is None:
+                lost.append(f"value {place}{where} is not in the exported graph")
+            elif name not in present:
+                lost.append(f"value {place}{where}, {name}, is not among its outputs")
+    if lost:
+        told = "; ".join(lost[:_MOST_LOST]) + (f"; and {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else "")
+        name = target.path or "the root"
+        message = f"the extracted model does not give all that {name} returned: {told}"
+        warnings.warn(message, ExtractionWarning, stacklevel=3)
 
 
 class TaggedFile(NamedTuple):

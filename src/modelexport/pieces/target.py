@@ -132,9 +132,13 @@ class Modules:
 
     def results(self, target: Target) -> set[str]:
         """The tensors that a module returned, in the call that is meant or in all."""
+        return {name for names in self.returned(target).values() for name in names if name}
+
+    def returned(self, target: Target) -> dict[int, tuple[str | None, ...]]:
+        """What a module returned by call, in the call that is meant or in all; None for what the exporter removed."""
         record = self.records.get(target.path)
         calls = () if record is None else record.results
-        return {name for number, names in enumerate(calls) for name in names if name and target.call in (None, number)}
+        return {number: names for number, names in enumerate(calls) if target.call in (None, number)}
 
     def call_within(self, path: str, call: int | None, outer: str) -> int | None:
         """Which call of `outer` a call of a module below it was part of; None where that is not known."""
