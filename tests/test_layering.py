@@ -14,6 +14,7 @@ import modelexport
 SOURCE = Path(modelexport.__file__).parent
 ROOMS = [
     "errors",
+    "wording",
     "collector",
     "graph",
     "fingerprint",

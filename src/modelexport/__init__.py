@@ -87,3 +87,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'modelexport' has no attribute {name!r}")
     home, attribute = _HOMES[name]
     return getattr(importlib.import_module(home), attribute)
+
+
+def __dir__() -> list[str]:
+    """List the public names too, before their first use."""
+    return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ from modelexport.tagged.files import StrPath, as_path, mapped, opsets, parse
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.sidecar import TensorInfo
 from modelexport.tagged.weights import content_digests
+from modelexport.wording import plural
 
 
 class FileSide(msgspec.Struct, frozen=True):
@@ -232,7 +233,7 @@ def _elsewhere(a: _File, b: _File, pairs: dict[int, int], explained: bool) -> tu
         if _same_source(a, b, old, new, pairs) is not None
     ]
     if len(left) != len(right):
-        moved.append(f"{len(left)} outputs became {len(right)}")
+        moved.append(f"{plural(len(left), 'output')} became {len(right)}")
     if not moved and not explained:
         moved.append("equal constants, weights or nodes are shared in another way")
     return tuple(moved)

@@ -28,6 +28,7 @@ from modelexport.tagged.sidecar import (
     encode_sidecar,
     sidecar_path,
 )
+from modelexport.wording import plural
 
 
 class Story:
@@ -180,7 +181,7 @@ def _check_modules(story: Story) -> Iterator[Finding]:
         elif record.tag is not None and record.tag.count("/") > 1 and record.tag.rpartition("/")[0] not in tags:
             yield finding(Code.PARENT_MISSING, path, f"no module has the tag above {record.tag}")
         if counts[path] != record.nodes:
-            told = f"{record.nodes} nodes are recorded for it, {counts[path]} are found"
+            told = f"{plural(record.nodes, 'node')} recorded for it, {counts[path]:,} found"
             yield finding(Code.MODULE_UNACCOUNTED, path, told)
         elif record.calls and not record.nodes and record.status != Status.ABSORBED:
             yield finding(Code.MODULE_UNACCOUNTED, path, f"it ran, has no nodes and is called {record.status!r}")

@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
-from modelexport.cli.render import line, listed, note, plural, show, tensor, waiting
+from modelexport.cli.render import line, listed, note, show, tensor, waiting
 from modelexport.errors import ExtractionWarning
 from modelexport.pieces.extract import extract
 from modelexport.pieces.listing import Extractable, extractable
 from modelexport.tagged.sidecar import PieceRecord, sidecar_path
 from modelexport.tagged.staging import check_target
+from modelexport.wording import plural
 
 _MOST = 8
 

@@ -40,6 +40,7 @@ from modelexport.tagged.files import StrPath, as_path, mapped, opsets, stored_no
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.staging import check_target, staging
 from modelexport.tagged.weights import weight_fields
+from modelexport.wording import plural
 
 _STEP = 500
 
@@ -182,7 +183,7 @@ class _Writer:
         lines = [
             self.model.path.name,
             f"IR version {proto.ir_version}, opset {versions}",
-            f"{len(self.model.graph.nodes):,} nodes, {len(scene.sources):,} edges",
+            f"{plural(len(self.model.graph.nodes), 'node')}, {plural(len(scene.sources), 'edge')}",
         ]
         label = "\n".join(shortened(plain(line)) for line in lines)
         width, height = text_size(label)

@@ -16,6 +16,7 @@ from modelexport.errors import ArgumentError, ArgumentTypeError
 from modelexport.hierarchy.tree import is_within, join
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.sidecar import ModuleRecord
+from modelexport.wording import plural
 
 _GLOB = re.compile(r"[*?\[]")
 _MOST = 5
@@ -80,7 +81,7 @@ class Modules:
         if len(found) > 1:
             more = "" if len(found) <= _MOST else f" and {len(found) - _MOST} more"
             named = ", ".join(path or "(root)" for path in found[:_MOST])
-            raise ArgumentError(f"{text!r} matches {len(found)} modules", hint=f"name one of {named}{more}")
+            raise ArgumentError(f"{text!r} matches {plural(len(found), 'module')}", hint=f"name one of {named}{more}")
         return Target(found[0], self.tags[found[0]])
 
     def _near(self, text: str) -> str:

@@ -26,6 +26,7 @@ from modelexport.tagged.sidecar import (
     read_sidecar,
     sidecar_path,
 )
+from modelexport.wording import plural
 
 
 class MapInEffect(NamedTuple):
@@ -65,7 +66,7 @@ def unrelated(sidecar: Sidecar, flat: graph.Graph) -> str | None:
     if sidecar.format != FORMAT:
         return f"its format is {sidecar.format!r}"
     known, total = sum(node.key in sidecar.nodes for node in flat.nodes), len(flat.nodes)
-    return None if 2 * known >= total else f"it knows {known} of the file's {total} nodes"
+    return None if 2 * known >= total else f"it knows {known} of the file's {plural(total, 'node')}"
 
 
 def _other_graph(sidecar: Sidecar, flat: graph.Graph) -> str | None:
