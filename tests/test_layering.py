@@ -17,6 +17,7 @@ import modelexport
 SOURCE = Path(modelexport.__file__).parent
 ROOMS = [
     "errors",
+    "wording",
     "collector",
     "graph",
     "fingerprint",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +15,7 @@ pytestmark = pytest.mark.sanity
 PUBLIC = {
     "ExportReport",
     "ExportStrategy",
+    "ExtractionWarning",
     "FallbackWarning",
     "HierarchyExporter",
     "JobResult",
@@ -45,6 +48,14 @@ def test_public_names() -> None:
     assert modelexport.UnifiedExporter is modelexport.HierarchyExporter
     with pytest.raises(AttributeError, match="nothing_like_this"):
         modelexport.nothing_like_this  # noqa: B018
+
+
+@pytest.mark.regression
+def test_dir_lists_the_public_names() -> None:
+    """In a new process, where nothing was used yet."""
+    code = "import modelexport; print(*dir(modelexport))"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(listed) >= PUBLIC | {"__version__"}
 
 
 def test_strategies_are_values_and_strings() -> None:

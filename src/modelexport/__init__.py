@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from modelexport.errors import FallbackWarning, ModelExportError
+from modelexport.errors import ExtractionWarning, FallbackWarning, ModelExportError
 
 if TYPE_CHECKING:
     from modelexport.analysis.analyze import analyze
@@ -56,6 +56,7 @@ _HOMES = {
 __all__ = [
     "ExportReport",
     "ExportStrategy",
+    "ExtractionWarning",
     "FallbackWarning",
     "HierarchyExporter",
     "JobResult",
@@ -87,3 +88,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'modelexport' has no attribute {name!r}")
     home, attribute = _HOMES[name]
     return getattr(importlib.import_module(home), attribute)
+
+
+def __dir__() -> list[str]:
+    """List the public names too, before their first use."""
+    return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ ModelExportError                 anything below; `hint` says what to do, `exit_c
 
 FallbackWarning                  auto used the torchscript exporter, because dynamo failed
 GraphmlWarning                   the export is done, but its GraphML could not be written
+ExtractionWarning                the extracted model lacks values that the module returned
 """
 
 from __future__ import annotations
@@ -83,3 +84,7 @@ class FallbackWarning(UserWarning):
 
 class GraphmlWarning(UserWarning):
     """The model was exported, but its GraphML could not be written."""
+
+
+class ExtractionWarning(UserWarning):
+    """The extracted model runs, but values that the module returned are not among its outputs."""

@@ -22,7 +22,7 @@ import modelexport
 from damage import edit, edit_sidecar
 from modelexport.analysis.analyze import Analysis, analyze
 from modelexport.cli.main import main
-from modelexport.errors import FormatError
+from modelexport.errors import ArgumentError, FormatError
 from modelexport.tagged.sidecar import sidecar_path
 from zoo import ZOO, distinct
 
@@ -145,6 +145,59 @@ def test_a_clean_export_is_read_through_its_sidecar(tmp_path: Path) -> None:
     assert clean.file.map_source == "sidecar"
     assert clean.modules == tagged.modules
     assert clean.nodes == tagged.nodes
+
+
+def clean_with_another_sidecar(folder: Path) -> Path:
+    """A clean export whose sidecar is of another model of the same file name."""
+    sidecars = []
+    for last in (nn.Sigmoid(), nn.ReLU()):
+        model = nn.Sequential(nn.Linear(4, 4), last)
+        modelexport.export_model(model, torch.ones(1, 4), folder / "m.onnx", strategy="htp", clean=True)
+        sidecars.append(sidecar_path(folder / "m.onnx").read_bytes())
+    sidecar_path(folder / "m.onnx").write_bytes(sidecars[0])
+    return folder / "m.onnx"
+
+
+@pytest.mark.regression
+def test_no_reader_believes_the_sidecar_of_another_model(tmp_path: Path) -> None:
+    path = clean_with_another_sidecar(tmp_path)
+    result = analyze(path)
+    assert not result.file.tagged
+    assert result.file.map_source is None
+    assert result.file.sidecar_refused == "it is of another graph"
+    assert result.modules == ()
+    shown = CliRunner().invoke(main, ["analyze", str(path)])
+    assert "m_hierarchy.json is not used: it is of another graph" in shown.output
+    assert modelexport.compare(path, path).a.tagged_nodes == 0
+    drawn = CliRunner().invoke(main, ["export-graphml", str(path)])
+    assert drawn.exit_code == 0
+    assert "in 0 modules" in drawn.output
+    assert "m_hierarchy.json is not used: it is of another graph" in drawn.output
+    with pytest.raises(ArgumentError, match="no module is called '0'"):
+        modelexport.extract_module_subgraph(path, None, "0")
+    with pytest.raises(FormatError, match="it is of another graph"):
+        modelexport.extract(path, "0")
+
+
+@pytest.mark.regression
+def test_every_reader_takes_the_tags_of_a_clean_file_from_its_sidecar(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(model, torch.ones(1, 4), path, strategy="htp", clean=True)
+    nodes = analyze(path).totals.nodes
+    assert modelexport.compare(path, path).a.tagged_nodes == nodes
+    assert modelexport.extract_module_subgraph(path, None, "").operations
+    assert len(modelexport.extract_module_subgraph(path, None, "0").operations) == 1
+
+
+@pytest.mark.regression
+def test_a_sidecar_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = clean_with_another_sidecar(tmp_path)
+    sidecar_path(path).write_text("[]")
+    result = analyze(path)
+    assert result.file.map_source is None
+    assert result.file.sidecar_refused is not None
+    assert result.file.sidecar_refused.startswith("it cannot be read: ")
 
 
 def test_a_missing_data_file_is_no_hindrance(tmp_path: Path) -> None:

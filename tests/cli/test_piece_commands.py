@@ -98,7 +98,7 @@ def test_the_list(folder: Path) -> None:
         (("net.onnx", "blocks.1", "p.onnx", "--call", "1"), "ran once"),
         (("net.onnx", "blocks.1"), "name a MODULE and the file OUT"),
         (("net.onnx", "blocks.1", "p.onnx", "--list"), "leave OUT and --call out"),
-        (("net.onnx", "blocks.1", "net.onnx"), "would overwrite the model itself"),
+        (("net.onnx", "blocks.1", "net.onnx"), "output net.onnx would overwrite the input"),
         (("net.onnx", "blocks.1", "no/p.onnx"), "the folder no does not exist"),
         (("nets.py", "blocks.1", "p.onnx"), "nets.py is not an ONNX model"),
         (("none.onnx", "blocks.1", "p.onnx"), "cannot read none.onnx"),

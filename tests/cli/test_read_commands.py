@@ -13,11 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 import modelexport
 from damage import copied, edit, net
 from modelexport.cli.main import main
+from modelexport.cli.summary import show_summary
 from zoo import distinct
 
 pytestmark = pytest.mark.integration
@@ -252,3 +254,15 @@ def test_nowhere_to_write_is_one_line(arguments: list[str], original: Path) -> N
 def test_the_package_runs_as_a_module() -> None:
     shown = subprocess.run([sys.executable, "-m", "modelexport", "--version"], capture_output=True, text=True)
     assert shown.stdout.startswith("modelexport, version "), shown.stderr
+
+
+@pytest.mark.regression
+def test_one_of_a_kind_is_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = modelexport.export_model(torch.nn.ReLU(), torch.ones(1), tmp_path / "m.onnx", strategy="htp")
+    show_summary(report)
+    shown = capsys.readouterr().out + run("analyze", str(report.onnx_path)).output
+    drawn = run("export-graphml", str(report.onnx_path)).output
+    assert "1 of 1 node tagged (1 by scope), 1 tag" in shown
+    assert "1 module:" in shown
+    assert "1 node in 1 module" in drawn
+    assert not re.search(r"\b1 (tags|nodes|modules|edges|parameters)\b", shown + drawn)

@@ -139,7 +139,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "format version is '9'",
     ),
     "no version": (changed(lambda t: re.sub(r'<data key="n_format_version">1.1</data>', "", t)), "format version"),
-    "missing data": (lambda g: _data(g).unlink(), r"g.onnxdata is missing \(keep it beside the GraphML\)"),
+    "missing data": (lambda g: _data(g).unlink(), r"g.onnxdata is missing: the weights of g.graphml are in it \(put"),
     "short data": (
         lambda g: _data(g).write_bytes(_data(g).read_bytes()[:-1]),
         "g.onnxdata is too short for the values of 'w'",
@@ -150,7 +150,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "checksum": (changed(lambda t: re.sub(r'"sha256":"..', '"sha256":"zz', t)), "not the ones that were written"),
     "location above": (located("../g.onnxdata"), "outside the GraphML's folder"),
     "location absolute": (located("/etc/hostname"), "outside the GraphML's folder"),
-    "location inside": (located("sub/g.onnxdata"), "outside the GraphML's folder"),
+    "location inside": (located("sub/g.onnxdata"), "sub/g.onnxdata is missing"),
     "location of windows": (located("..\\g.onnxdata"), "outside the GraphML's folder|missing"),
     "location a link": (
         lambda g: (_data(g).rename(g.parent.parent / "away"), _data(g).symlink_to(g.parent.parent / "away")),

@@ -18,7 +18,11 @@ from modelexport.tagged.sidecar import ModuleRecord
 from pieces.running import Values, identical, run
 from proof import Returned, onnx_values, pytorch_values, same
 
-pytestmark = [pytest.mark.must, pytest.mark.integration]
+pytestmark = [
+    pytest.mark.must,
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::modelexport.ExtractionWarning"),
+]
 
 
 def calls(record: ModuleRecord) -> list[int | None]:

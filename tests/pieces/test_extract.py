@@ -12,11 +12,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 import modelexport
 from exports import export
+from modelexport.cli.main import main
 from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError
 from modelexport.pieces.listing import extractable
 from modelexport.tagged.codec import NodeTag, encode
@@ -240,6 +242,33 @@ def test_functions_come_along_with_those_who_call_them() -> None:
     assert np.allclose(run(piece, {"a": np.ones((2, 3), np.float32)})["y"], 2)
 
 
+@pytest.mark.regression
+def test_both_overloads_of_a_function_come_along() -> None:
+    imports = [helper.make_opsetid("", 18)]
+    twice = helper.make_function(
+        "own", "Act", ["v"], ["r"], [helper.make_node("Add", ["v", "v"], ["r"])], imports, overload="twice"
+    )
+    minus = helper.make_function(
+        "own", "Act", ["v"], ["r"], [helper.make_node("Neg", ["v"], ["r"])], imports, overload="minus"
+    )
+    model = hand_made(
+        [
+            helper.make_node("Relu", ["x"], ["a"], name="first"),
+            helper.make_node("Act", ["a"], ["b"], domain="own", overload="twice", name="second"),
+            helper.make_node("Act", ["b"], ["c"], domain="own", overload="minus", name="second"),
+            helper.make_node("Act", ["c"], ["y"], domain="own", overload="minus", name="third"),
+        ],
+        [twice, minus],
+    )
+    piece = modelexport.extract(model, "second").model
+    assert [function.overload for function in piece.functions] == ["twice", "minus"]
+    onnx.checker.check_model(piece, full_check=True)
+    assert np.allclose(run(piece, {"a": np.ones((2, 3), np.float32)})["c"], -2)
+    only = modelexport.extract(model, "third").model
+    assert [function.overload for function in only.functions] == ["minus"]
+    assert np.allclose(run(only, {"c": np.ones((2, 3), np.float32)})["y"], -1)
+
+
 def test_a_value_that_is_new_each_time_is_not_pulled_in() -> None:
     model = hand_made(
         [
@@ -290,6 +319,54 @@ def test_tags_only_in_the_sidecar(tmp_path: Path) -> None:
     path.with_name("model_hierarchy.json").unlink()
     with pytest.raises(FormatError, match="no tags"):
         modelexport.extract(path, LAYER)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_a_result_that_the_exporter_removed_is_warned_of(strategy: str, tmp_path: Path) -> None:
+    path, _, _ = export("cancelling_transposes", strategy, tmp_path)
+    assert modelexport.load(path).modules["a"].results == ((None,),)
+    with pytest.warns(modelexport.ExtractionWarning, match="all that a returned: value 0 is not in the exported graph"):
+        modelexport.extract(path, "a")
+    modelexport.extract(path, "")  # any other warning is an error
+    result = CliRunner().invoke(main, ["extract", str(path), "a", str(tmp_path / "a.onnx")])
+    assert result.exit_code == 0
+    assert "value 0 is not in the exported graph" in result.stderr
+    assert "not in the exported graph" not in result.stdout
+
+
+class PassesOn(nn.Module):
+    """Returns what it is given beside what it makes, and a weight of its own."""
+
+    def __init__(self, weight: bool) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.arange(4.0))
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.fc(x) * self.scale, self.scale if self.weight else x
+
+
+class TakesBoth(nn.Module):
+    def __init__(self, weight: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.both = PassesOn(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made, given = self.both(self.first(x))
+        return made - given
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_a_result_that_is_an_input_counts_as_present(strategy: str, tmp_path: Path) -> None:
+    modelexport.export_model(TakesBoth(weight=False), torch.ones(2, 4), tmp_path / "m.onnx", strategy=strategy)
+    modelexport.extract(tmp_path / "m.onnx", "both")
+    modelexport.export_model(TakesBoth(weight=True), torch.ones(2, 4), tmp_path / "m.onnx", strategy=strategy)
+    with pytest.warns(modelexport.ExtractionWarning, match="value 1 is not in the exported graph"):
+        modelexport.extract(tmp_path / "m.onnx", "both")
 
 
 def test_records_that_are_lost(bert: Path) -> None:
@@ -405,7 +482,7 @@ def test_a_sidecar_of_another_graph_is_not_believed(tmp_path: Path) -> None:
     export("bert", "htp", tmp_path, clean=True)
     other, _, _ = export("distilbert", "htp", tmp_path.joinpath("other").mkdir() or tmp_path / "other", clean=True)
     shutil.copy(other, tmp_path / "model.onnx")
-    with pytest.raises(FormatError, match="is of another graph"):
+    with pytest.raises(FormatError, match="it is of another graph"):
         modelexport.extract(tmp_path / "model.onnx", LAYER)
 
 

@@ -16,7 +16,7 @@ from modelexport.collector import collector_paused
 from modelexport.tagged.build import tensor_infos
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.files import StrPath, data_file, external_files, is_file, opsets
-from modelexport.tagged.model import TaggedModel, load, recorded_tags
+from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.sidecar import TensorInfo
 from modelexport.tagged.weights import Weight, declared_weights
 
@@ -47,6 +47,8 @@ class FileFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     data_files: tuple[DataFile, ...]
     map_source: str | None
     """Where the map was read: `file`, or `sidecar` for a file that carries none."""
+    sidecar_refused: str | None = None
+    """Why the sidecar beside the file is not used, where it was needed."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -148,10 +150,7 @@ class _Analyzer:
 
     def __init__(self, model: TaggedModel, filter_tag: str | None) -> None:
         self.model = model
-        self.tags, self.map_source = model.tags, "file" if model.is_tagged else None
-        if not model.is_tagged and model.sidecar is not None:
-            self.tags = recorded_tags(model.graph, model.sidecar)
-            self.map_source = "sidecar" if any(self.tags) else None
+        self.tags, self.map_source = model.effective_tags, model.in_effect.source
         self.modules = model.modules if self.map_source else {}
         self.lineage = Lineage(self.modules)
         seen = {tag.hierarchy_path for tag in self.tags if tag is not None}
@@ -207,6 +206,7 @@ class _Analyzer:
             file=self.model.path.name,
             tagged=self.map_source is not None,
             map_source=self.map_source,
+            sidecar_refused=self.model.in_effect.refused,
             class_=None if source is None else source.model.class_,
             strategy=None if source is None else source.export.strategy,
             exporter=None if source is None else source.export.exporter,

@@ -17,6 +17,7 @@ from modelexport.tagged.files import StrPath, as_path, mapped, opsets, parse
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.sidecar import TensorInfo
 from modelexport.tagged.weights import content_digests
+from modelexport.wording import plural
 
 
 class FileSide(msgspec.Struct, frozen=True):
@@ -115,7 +116,7 @@ class _File:
         return attribute_digests(self.model.graph)
 
     def summary(self) -> FileSide:
-        proto, tags = self.model.proto, self.model.tags
+        proto, tags = self.model.proto, self.model.effective_tags
         return FileSide(
             file=self.model.path.name,
             nodes=len(tags),
@@ -188,7 +189,7 @@ def _same_as_it_stands(a: _File, b: _File) -> bool:
 
 
 def _modules(model: TaggedModel) -> list[str | None]:
-    return [None if tag is None else tag.hierarchy_module for tag in model.tags]
+    return [None if tag is None else tag.hierarchy_module for tag in model.effective_tags]
 
 
 def _module_changes(a: _File, b: _File, pairs: dict[int, int]) -> tuple[ModuleChange, ...]:
@@ -232,7 +233,7 @@ def _elsewhere(a: _File, b: _File, pairs: dict[int, int], explained: bool) -> tu
         if _same_source(a, b, old, new, pairs) is not None
     ]
     if len(left) != len(right):
-        moved.append(f"{len(left)} outputs became {len(right)}")
+        moved.append(f"{plural(len(left), 'output')} became {len(right)}")
     if not moved and not explained:
         moved.append("equal constants, weights or nodes are shared in another way")
     return tuple(moved)
@@ -269,13 +270,13 @@ def _same_source(a: _File, b: _File, old: str, new: str, pairs: dict[int, int]) 
 def _tag_changes(a: TaggedModel, b: TaggedModel, pairs: dict[int, int]) -> TagChanges:
     added = removed = changed = 0
     for first, second in pairs.items():
-        old, new = a.tags[first], b.tags[second]
+        old, new = a.effective_tags[first], b.effective_tags[second]
         if old is None or new is None:
             added += new is not None
             removed += old is not None
         elif (old.hierarchy_path, old.hierarchy_module) != (new.hierarchy_path, new.hierarchy_module):
             changed += 1
-    left, right = (Counter(tag.hierarchy_path for tag in model.tags if tag is not None) for model in (a, b))
+    left, right = (Counter(tag.hierarchy_path for tag in m.effective_tags if tag is not None) for m in (a, b))
     differing = sorted(tag for tag in {*left, *right} if left[tag] != right[tag])
     return TagChanges(added, removed, changed, {tag: (left[tag], right[tag]) for tag in differing})
 

@@ -16,7 +16,7 @@ from modelexport.hierarchy.tree import join
 from modelexport.tagged import codec
 from modelexport.tagged.build import all_tags, consumer_tags, expected_hierarchy, statistics, tensor_infos
 from modelexport.tagged.codec import NodeTag
-from modelexport.tagged.model import TaggedModel, recorded_tags
+from modelexport.tagged.model import TaggedModel, recorded_tags, unrelated
 from modelexport.tagged.sidecar import (
     FORMAT,
     METADATA_KEY,
@@ -28,6 +28,7 @@ from modelexport.tagged.sidecar import (
     encode_sidecar,
     sidecar_path,
 )
+from modelexport.wording import plural
 
 
 class Story:
@@ -135,12 +136,9 @@ class Story:
         return sidecar
 
     def _foreign(self, sidecar: Sidecar) -> str | None:
-        if sidecar.format != FORMAT:
-            return f"its format is {sidecar.format!r}"
-        if self.embedded is None:
-            known = sum(node.key in sidecar.nodes for node in self.model.graph.nodes)
-            total = len(self.model.graph.nodes)
-            return None if 2 * known >= total else f"it knows {known} of the file's {total} nodes"
+        if self.embedded is None or sidecar.format != FORMAT:
+            # changes to the graph are findings of their own, so that a sidecar that knows most nodes is used
+            return unrelated(sidecar, self.model.graph)
         if sidecar.model != self.embedded.model:
             return f"it is of {sidecar.model.class_} in {sidecar.model.onnx}"
         if sidecar.statistics.topology != self.embedded.topology:
@@ -183,7 +181,7 @@ def _check_modules(story: Story) -> Iterator[Finding]:
         elif record.tag is not None and record.tag.count("/") > 1 and record.tag.rpartition("/")[0] not in tags:
             yield finding(Code.PARENT_MISSING, path, f"no module has the tag above {record.tag}")
         if counts[path] != record.nodes:
-            told = f"{record.nodes} nodes are recorded for it, {counts[path]} are found"
+            told = f"{plural(record.nodes, 'node')} recorded for it, {counts[path]:,} found"
             yield finding(Code.MODULE_UNACCOUNTED, path, told)
         elif record.calls and not record.nodes and record.status != Status.ABSORBED:
             yield finding(Code.MODULE_UNACCOUNTED, path, f"it ran, has no nodes and is called {record.status!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,12 @@ def extract_module_subgraph(
     """The part of a graph that a module makes up.
 
     `hierarchy_metadata` is a sidecar: its path, its parsed JSON or the record; None takes the tags in the
-    model itself. `target_module` is a tag or a module path; the root is "".
+    model itself, or those of its own sidecar. `target_module` is a tag or a module path; the root is "".
     """
     model = TaggedModel(Path(), onnx_model) if isinstance(onnx_model, onnx.ModelProto) else load(onnx_model)
     sidecar = _sidecar(hierarchy_metadata)
-    tags = model.tags if sidecar is None else recorded_tags(model.graph, sidecar)
-    records = sidecar or model.readable_metadata
+    tags = model.effective_tags if sidecar is None else recorded_tags(model.graph, sidecar)
+    records = sidecar or model.records
     modules = {} if records is None else records.modules
     return _cut(model.graph, _members(tags, target_module, modules))
 
@@ -70,7 +70,7 @@ def _sidecar(metadata: Sidecar | Mapping[str, Any] | StrPath | None) -> Sidecar 
         raise FormatError(f"the hierarchy metadata is not a sidecar: {error}", hint=hint) from error
 
 
-def _members(tags: list[codec.NodeTag | None], target: str, modules: Mapping[str, ModuleRecord]) -> set[int]:
+def _members(tags: Sequence[codec.NodeTag | None], target: str, modules: Mapping[str, ModuleRecord]) -> set[int]:
     """The nodes of a module and of those below it."""
     if not isinstance(target, str):
         raise ArgumentTypeError(f"the module is a {type(target).__name__}", hint="pass a tag or a module path")

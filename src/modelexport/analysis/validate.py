@@ -18,6 +18,7 @@ from modelexport.tagged import codec
 from modelexport.tagged.files import StrPath, as_path
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.sidecar import METADATA_KEY
+from modelexport.wording import plural
 
 
 class Validation(msgspec.Struct, frozen=True):
@@ -103,7 +104,7 @@ def _check_format(model: TaggedModel) -> Iterator[Finding]:
 
 def _format_problem(tag: codec.NodeTag) -> tuple[Code, str] | None:
     if tag.hierarchy_count != len(tag.hierarchy_tags):
-        told = f"hierarchy_count is {tag.hierarchy_count}, and there are {len(tag.hierarchy_tags)} tags"
+        told = f"hierarchy_count is {tag.hierarchy_count}, expected {len(tag.hierarchy_tags)}, the number of its tags"
         return Code.COUNT_WRONG, told
     path = tag.hierarchy_path
     if tag.hierarchy_tags[:1] != (path,) or path[:1] != "/" or len(path.split()) != 1:
@@ -134,7 +135,7 @@ def _check_coverage(model: TaggedModel, story: Story | None) -> Iterator[Finding
     else:
         count = _recorded_nodes(model) - sum(tag is not None for tag in model.tags)
         if count > 0:
-            yield finding(Code.DOC_MISSING, model.path.name, f"{count} nodes have lost their tag")
+            yield finding(Code.DOC_MISSING, model.path.name, f"tags are missing on {plural(count, 'node')}")
         return
     for key in lost:
         yield finding(Code.DOC_MISSING, key, "the node has lost its tag")

@@ -18,13 +18,14 @@ from modelexport.cli.render import (
     line,
     listed,
     plain_table,
-    plural,
     show,
     size,
     tensor,
     waiting,
 )
 from modelexport.cli.summary import module_tree, status_text
+from modelexport.tagged.sidecar import sidecar_path
+from modelexport.wording import plural
 
 _BAR = 10
 _LARGEST = 8
@@ -90,6 +91,8 @@ def _header(result: Analysis) -> Iterator[RenderableType]:
     yield line(f"{by}opset {opsets}, IR {file.ir_version}", 2)
     if file.map_source == "sidecar":
         yield line("the file carries no tags; the map is the sidecar's", 2)
+    if file.sidecar_refused is not None:
+        yield line(f"{sidecar_path(Path(file.file)).name} is not used: {file.sidecar_refused}", 2)
     yield line(f"inputs  {', '.join(map(tensor, file.inputs)) or 'none'}", 2)
     yield line(f"outputs {', '.join(map(tensor, file.outputs)) or 'none'}", 2)
     for dropped in file.dropped_outputs:
@@ -106,7 +109,7 @@ def _header(result: Analysis) -> Iterator[RenderableType]:
     else:
         yield line(plural(totals.nodes, "node"), 2)
     where = ", ".join(f"{data.name}{'' if data.present else ' (missing)'}" for data in file.data_files)
-    yield line(f"{totals.parameters:,} parameters, {size(totals.bytes)}{f' in {where}' if where else ''}", 2)
+    yield line(f"{plural(totals.parameters, 'parameter')}, {size(totals.bytes)}{f' in {where}' if where else ''}", 2)
     if result.by_operator:
         yield line(f"operators {counted(result.by_operator, _MOST)}", 2)
     if result.by_depth:
@@ -178,7 +181,7 @@ def _details(result: Analysis) -> Iterator[RenderableType]:
             own = "" if module.own_nodes == module.nodes else f", {module.own_nodes:,} its own"
             yield line(f"nodes     {module.nodes:,}{own}: {counted(module.operators)}", 2)
         if module.parameters:
-            yield line(f"weights   {module.parameters:,} parameters, {size(module.bytes)}", 2)
+            yield line(f"weights   {plural(module.parameters, 'parameter')}, {size(module.bytes)}", 2)
         for word, names in (("reads    ", module.inputs), ("gives    ", module.outputs)):
             if names:
                 yield line(f"{word} {listed(names, _MOST)}", 2)

@@ -25,11 +25,11 @@ from modelexport.cli.render import (
     mute_stdout,
     note,
     plain_table,
-    plural,
     show,
     size,
     visible,
 )
+from modelexport.wording import plural
 
 _MOST_SHOWN = 3
 _INTERRUPTED = 130

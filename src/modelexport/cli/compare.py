@@ -10,7 +10,8 @@ import msgspec
 from rich.console import RenderableType
 
 from modelexport.analysis.compare import Comparison, FileSide, ModuleChange, compare
-from modelexport.cli.render import check_output, counted, emit_json, line, listed, plural, show, tensor, waiting
+from modelexport.cli.render import check_output, counted, emit_json, line, listed, show, tensor, waiting
+from modelexport.wording import plural
 
 _MOST = 8
 _MOST_MODULES = 20
@@ -96,7 +97,7 @@ def _tags(result: Comparison) -> Iterator[RenderableType]:
         for tag, (a, b) in list(tags.distribution.items())[:_MOST]:
             yield line(f"{tag}: {plural(a, 'node')} → {b}", 4)
         if len(tags.distribution) > _MOST:
-            yield line(f"… and {len(tags.distribution) - _MOST} tags more", 4)
+            yield line(f"… and {plural(len(tags.distribution) - _MOST, 'tag')} more", 4)
 
 
 def _module(change: ModuleChange) -> Iterator[RenderableType]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 from rich.console import RenderableType
 
-from modelexport.cli.render import line, listed, plural, show, tensor, waiting
+from modelexport.cli.render import line, listed, note, show, tensor, waiting
+from modelexport.errors import ExtractionWarning
 from modelexport.pieces.extract import extract
 from modelexport.pieces.listing import Extractable, extractable
 from modelexport.tagged.sidecar import PieceRecord, sidecar_path
 from modelexport.tagged.staging import check_target
+from modelexport.wording import plural
 
 _MOST = 8
 
@@ -45,9 +48,13 @@ def extract_command(onnx: Path, module: str | None, out: Path | None, call: int 
     if module is None or out is None:
         raise click.UsageError("name a MODULE and the file OUT to write; --list shows the modules")
     check_target(out)
-    with waiting(f"extract {module}"):
+    with waiting(f"extract {module}"), warnings.catch_warnings(record=True) as lost:
+        warnings.simplefilter("always", ExtractionWarning)
         record = extract(onnx, module, out, call=call).record
     show(extracted(out, record))
+    for warning in lost:
+        if issubclass(warning.category, ExtractionWarning):
+            note(f"note: {warning.message}")
 
 
 def _listing(onnx: Path, found: list[Extractable]) -> Iterator[RenderableType]:

@@ -9,12 +9,14 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from modelexport.cli.render import line, note, plural, show, size, visible, waiting
+from modelexport.cli.render import line, note, show, size, visible, waiting
 from modelexport.graphml.check import ImportCheck, check_import
 from modelexport.graphml.dialect import MODES, graphml_path
 from modelexport.graphml.rebuild import import_onnx
 from modelexport.graphml.write import GraphmlFiles, export_graphml
+from modelexport.tagged.sidecar import sidecar_path
 from modelexport.tagged.staging import check_target
+from modelexport.wording import plural
 
 _MOST = 12
 
@@ -47,6 +49,8 @@ def export_graphml_command(onnx: Path, out: Path | None, graphml_parameters: str
     with waiting(f"write {target.name}") as tell:
         files = export_graphml(onnx, target, parameters=graphml_parameters, on_progress=tell)
     show(written(files))
+    if files.sidecar_refused is not None:
+        note(f"{sidecar_path(onnx).name} is not used: {files.sidecar_refused}")
 
 
 def written(files: GraphmlFiles) -> Iterator[RenderableType]:
@@ -82,7 +86,7 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
     for change in imported.edits[:_MOST]:
         note(f"edited: {visible(change)}")
     if len(imported.edits) > _MOST:
-        note(f"edited: … and {len(imported.edits) - _MOST} changes more")
+        note(f"edited: … and {plural(len(imported.edits) - _MOST, 'change')} more")
     if validate:
         with waiting(f"check {out.name}"):
             checked = check_import(imported)

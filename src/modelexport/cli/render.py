@@ -225,7 +225,3 @@ def counted(counts: dict[str, int], most: int | None = None) -> str:
 def tensor(info: TensorInfo) -> str:
     """A tensor's name, type and shape."""
     return f"{info.name} {info.dtype}[{','.join('?' if dim is None else str(dim) for dim in info.shape)}]"
-
-
-def plural(count: int, thing: str) -> str:
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

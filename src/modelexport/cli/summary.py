@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from modelexport.analysis.outline import TreeModule, outline, shortened
 from modelexport.cli.render import line, listed, note, plain_table, show, tensor, visible
 from modelexport.report import ExportReport
+from modelexport.wording import plural
 
 STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
 MOST_LINES = 60
@@ -39,12 +40,14 @@ def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
     yield line(f"{report.onnx_path}: {hierarchy.model.class_}")
     yield line(f"strategy {report.strategy}, exporter {report.exporter}, opset {hierarchy.model.opset}", 2)
     yield line(
-        f"{statistics.tagged_nodes:,} of {statistics.nodes:,} nodes tagged ({methods}), {statistics.tags:,} tags", 2
+        f"{statistics.tagged_nodes:,} of {plural(statistics.nodes, 'node')} tagged ({methods}), "
+        f"{plural(statistics.tags, 'tag')}",
+        2,
     )
     if hierarchy.export.inputs_from is not None:
         yield line(f"inputs from {hierarchy.export.inputs_from}:", 2)
         yield line(listed(map(tensor, hierarchy.export.inputs), _MOST_INPUTS), 4)
-    yield line(f"{statistics.modules:,} modules: {status_text(statistics.module_status)}", 2)
+    yield line(f"{plural(statistics.modules, 'module')}: {status_text(statistics.module_status)}", 2)
     yield line(f"sidecar {report.sidecar_path.name}", 2)
     if report.report_path is not None:
         yield line(f"report {report.report_path.name}", 2)
@@ -74,4 +77,4 @@ def module_tree(modules: Mapping[str, TreeModule], **columns: Callable[[str], st
     yield plain_table(titles, [(drawn.text, *(told(drawn.paths[0]) for told in columns.values())) for drawn in lines])
     left_out = len(whole) - len(lines)
     if left_out:
-        yield line(f"… and {left_out:,} lines more, on deeper levels")
+        yield line(f"… and {plural(left_out, 'line')} more, on deeper levels")

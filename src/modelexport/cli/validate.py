@@ -12,7 +12,8 @@ from rich.console import RenderableType
 from modelexport.analysis.findings import Finding, Severity
 from modelexport.analysis.repair import Repair
 from modelexport.analysis.validate import Validation, validate
-from modelexport.cli.render import emit_json, line, plural, show, waiting
+from modelexport.cli.render import emit_json, line, show, waiting
+from modelexport.wording import plural
 
 _MOST = 10
 

@@ -10,13 +10,14 @@ import msgspec
 from rich.console import RenderableType
 
 from modelexport.cli.inputs import input_options, recalled
-from modelexport.cli.render import check_output, emit_csv, emit_json, line, listed, note, plural, progress, show
+from modelexport.cli.render import check_output, emit_csv, emit_json, line, listed, note, progress, show
 from modelexport.cli.summary import module_tree
 from modelexport.job import source_files
 from modelexport.parity.measure import Tolerance, checked_tolerance
 from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, Verification
 from modelexport.tagged.model import load
 from modelexport.tagged.sidecar import SourceOptions
+from modelexport.wording import plural
 
 _MOST = 8
 _SEED = 0

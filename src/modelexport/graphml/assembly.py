@@ -166,7 +166,7 @@ class Assembly:
                     f"the values of {part.place} are not as long as they should be", hint="write it again"
                 )
             assert isinstance(outside, Checked)
-            self.external.append(ExternalValues(PurePosixPath(location).name, offset, outside))
+            self.external.append(ExternalValues(str(PurePosixPath(location)), offset, outside))
         return inside
 
     def pieces(self) -> list[Piece]:

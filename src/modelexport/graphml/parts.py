@@ -12,7 +12,7 @@ import msgspec
 import onnx
 from google.protobuf.message import DecodeError
 
-from modelexport.errors import FileError, FormatError
+from modelexport.errors import FormatError
 from modelexport.graph import nested_graphs
 from modelexport.graphml.dialect import (
     BODY,
@@ -31,7 +31,7 @@ from modelexport.graphml.store import Stored, part_check
 from modelexport.graphml.tensors import FIELDS, Span
 from modelexport.graphml.views import attributes_text, plain, says_the_same
 from modelexport.tagged.codec import UNREADABLE
-from modelexport.tagged.files import is_file
+from modelexport.tagged.files import is_file, is_inside, missing_data
 
 READ_BACK = ("operator", "domain", "name", "attributes")
 """What may be edited on an operator."""
@@ -130,7 +130,7 @@ class Parts:
         if "format_version" not in self.card.told:
             raise FormatError(f"{self.path} does not say its format version", hint=WRITE_AGAIN)
         self.parameters = _parameters(self.path, self.card)
-        self._loader = _Loader(self.path.parent, self.parameters)
+        self._loader = _Loader(self.path, self.parameters)
 
     def _take(self, number: int, node: NodeData) -> None:
         kind = node.told.get("kind", "")
@@ -269,8 +269,9 @@ def _parsed(kind: Any, message: bytes, node: NodeData) -> Any:
 class _Loader:
     """Finds the bytes of weights where the GraphML says that they are."""
 
-    def __init__(self, folder: Path, parameters: Parameters) -> None:
-        self._folder = folder
+    def __init__(self, path: Path, parameters: Parameters) -> None:
+        self._path = path
+        self._folder = path.parent
         self._parameters = parameters
         self._sizes: dict[str, int] = {}
 
@@ -309,14 +310,13 @@ class _Loader:
         return Checked(self._folder / name, entry.offset, entry.length, entry.sha256, part.place)
 
     def _size(self, name: str) -> int:
-        """The size of a file beside the GraphML; one that lies elsewhere is refused."""
+        """The size of a file in the GraphML's folder or below it; one that lies elsewhere is refused."""
         path = self._folder / name
-        outside = Path(name).name != name or name in ("", ".", "..") or "\0" in name
-        if outside or (is_file(path) and path.resolve().parent != self._folder.resolve()):
+        if not is_inside(name) or (is_file(path) and not path.resolve().is_relative_to(self._folder.resolve())):
             raise FormatError(
                 f"the data file {name!r} lies outside the GraphML's folder",
-                hint="only data files beside the GraphML are followed",
+                hint="only data files in the GraphML's folder, or below it, are followed",
             )
         if not is_file(path):
-            raise FileError(f"the data file {path} is missing", hint="keep it beside the GraphML")
+            raise missing_data(self._path, name)
         return path.stat().st_size

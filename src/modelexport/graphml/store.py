@@ -89,6 +89,9 @@ class Reference:
     mode, takes_all = "reference", False
     name = None
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
     def takes(self, field: str, values: Values, weight: bool) -> bool:
         return isinstance(values, Span)
 
@@ -97,7 +100,8 @@ class Reference:
         digest = hashlib.sha256()
         for piece in chunks(values):
             digest.update(piece)
-        return Stored(field, values.length, digest.hexdigest(), at, values.offset, values.path.name)
+        file = values.path.relative_to(self._folder).as_posix()
+        return Stored(field, values.length, digest.hexdigest(), at, values.offset, file)
 
 
 Store = Sidecar | Embedded | Reference

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -36,12 +36,11 @@ from modelexport.graphml.scene import SHEET, Scene
 from modelexport.graphml.store import Embedded, Reference, Sidecar, Store, part_check
 from modelexport.graphml.views import attributes_text, plain
 from modelexport.graphml.wiring import Wiring, filled, scopes_of, structure_digest
-from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.files import StrPath, as_path, mapped, opsets, stored_nodes
-from modelexport.tagged.model import TaggedModel, recorded_tags
-from modelexport.tagged.sidecar import Sidecar as HierarchySidecar
+from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.staging import check_target, staging
 from modelexport.tagged.weights import weight_fields
+from modelexport.wording import plural
 
 _STEP = 500
 
@@ -54,6 +53,8 @@ class GraphmlFiles(msgspec.Struct, frozen=True):
     nodes: int
     modules: int
     edges: int
+    sidecar_refused: str | None = None
+    """Why the sidecar beside a model without tags was not used."""
 
 
 def export_graphml(
@@ -77,7 +78,7 @@ def export_graphml(
         fields = weight_fields(data, source)
         proto = without_nodes(data, fields, source)
         stage = stack.enter_context(staging(target.parent))
-        store: Store = Embedded() if parameters == "embedded" else Reference()
+        store: Store = Embedded() if parameters == "embedded" else Reference(source.parent)
         apart: BinaryIO | None = None
         if parameters == "sidecar":
             apart = stack.enter_context((stage.work / "data").open("wb"))
@@ -96,7 +97,8 @@ def export_graphml(
         stage.commit()
     modules = sum(group.kind == MODULE for group in writer.scene.groups)
     nodes, edges = len(writer.model.graph.nodes), len(writer.scene.sources)
-    return GraphmlFiles(target, None if apart is None else data_path(target), nodes, modules, edges)
+    refused = writer.model.in_effect.refused
+    return GraphmlFiles(target, None if apart is None else data_path(target), nodes, modules, edges, refused)
 
 
 def check_graphml(source: Path, output_path: StrPath | None, parameters: str) -> Path:
@@ -148,7 +150,7 @@ class _Writer:
         self._wiring = Wiring(graph, proto)
         self._types = types
         self._modules = model.modules
-        self.scene = Scene(self._wiring, _tags(model), self._modules)
+        self.scene = Scene(self._wiring, model.effective_tags, self._modules)
         self._label = Labels(model, self.scene, self._types)
         self._layout = Layout(self.scene, self._label)
         self._ids: list[str] = ["n"] * len(self.scene.groups)
@@ -181,7 +183,7 @@ class _Writer:
         lines = [
             self.model.path.name,
             f"IR version {proto.ir_version}, opset {versions}",
-            f"{len(self.model.graph.nodes):,} nodes, {len(scene.sources):,} edges",
+            f"{plural(len(self.model.graph.nodes), 'node')}, {plural(len(scene.sources), 'edge')}",
         ]
         label = "\n".join(shortened(plain(line)) for line in lines)
         width, height = text_size(label)
@@ -376,10 +378,3 @@ class _Writer:
     def _described(self, key: str) -> str:
         element_type, shape = self._types.get(key, ("", ""))
         return f"{plain(key)}: {element_type}{shape}" if element_type else plain(key)
-
-
-def _tags(model: TaggedModel) -> Sequence[NodeTag | None]:
-    """The tags in the file; of a clean file those in its sidecar."""
-    if model.is_tagged or not isinstance(model.records, HierarchySidecar):
-        return model.tags
-    return recorded_tags(model.graph, model.records)

@@ -97,6 +97,7 @@ def _describe(path: str, module: nn.Module, aliases: list[str]) -> Module:
 
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ARGS_OF_CLASS: dict[Any, tuple[str, ...]] = {}
+"""Cached for the process by a class's `forward`: reading a signature is slow, and a model has few classes."""
 
 
 def forward_args(module: nn.Module) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from modelexport.hierarchy.capture import forward_args, tensors_in
 from modelexport.parity.eager import as_array
 from modelexport.parity.measure import Array, kind
 from modelexport.tagged.build import tensor_infos
+from modelexport.wording import plural
 
 _MOST_WAYS = 10_000
 
@@ -47,7 +48,7 @@ def _in_order(wanted: list[Any], given: list[Array]) -> dict[str, Array]:
     ]
     if len(fitting) > 1:
         raise ArgumentError(
-            f"the file has {len(wanted)} of the {len(given)} inputs, and their names do not tell which",
+            f"the file has {len(wanted)} of the {plural(len(given), 'input')}, and their names do not tell which",
             hint="export with inputs by name, as a dict, or with input_names",
         )
     return {value.name: array for chosen in fitting for value, array in zip(wanted, chosen, strict=True)}

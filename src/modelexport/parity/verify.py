@@ -23,7 +23,7 @@ from modelexport.parity.records import COMPARED, FAILED, Blame, ModuleParity, Ou
 from modelexport.parity.runtime import check_runtime, run_exposed
 from modelexport.parity.suspects import Judge, Suspect, Verdict
 from modelexport.pieces.extract import TaggedFile, opened
-from modelexport.tagged.files import StrPath, as_path
+from modelexport.tagged.files import StrPath, as_path, external_files, present_data_file
 
 
 def verify(
@@ -50,6 +50,8 @@ def verify(
     live, inputs = _check(model, example_inputs)
     check_runtime()
     with collector_paused(), opened(path) as file:
+        for name in external_files(file.source.proto):
+            present_data_file(path, name)
         step("run the PyTorch model")
         feeds = feeds_for(file.source.proto.graph, live, _as_exported(live, inputs, file))
         calls = list(Pairing(file).of(run_eagerly(live, inputs, root_only=isinstance(model, ExportedProgram))))

@@ -11,7 +11,7 @@ import onnx
 from onnx.numpy_helper import from_array
 
 from modelexport.analysis.modules import Lineage, totals
-from modelexport.graph import Graph, flatten, nested_graphs
+from modelexport.graph import Graph, flatten, function_key, nested_graphs
 from modelexport.hierarchy.tree import is_within, join
 from modelexport.pieces.cut import Border, Cut, Part
 from modelexport.pieces.levels import Level, node_key
@@ -216,17 +216,17 @@ def _add_functions(proto: onnx.ModelProto, source: onnx.ModelProto) -> None:
     """The local functions that the piece calls, and those that they call, in the order of the source."""
     if not source.functions:
         return
-    by_name = {(function.domain, function.name): function for function in source.functions}
-    needed: set[tuple[str, str]] = set()
+    by_key = {function_key(f.domain, f.name, f.overload): f for f in source.functions}
+    needed: set[str] = set()
     pending = list(proto.graph.node)
     while pending:
         node = pending.pop()
         pending += [inner for _, body in nested_graphs(node.attribute) for inner in body.node]
-        key = (node.domain, node.op_type)
-        if key in by_name and key not in needed:
+        key = function_key(node.domain, node.op_type, node.overload)
+        if key in by_key and key not in needed:
             needed.add(key)
-            pending += by_name[key].node
-    proto.functions.extend(function for key, function in by_name.items() if key in needed)
+            pending += by_key[key].node
+    proto.functions.extend(function for key, function in by_key.items() if key in needed)
 
 
 def _tag(flat: Graph, told: list[codec.NodeTag | None]) -> list[codec.NodeTag | None]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import onnx
 
 from modelexport.collector import collector_paused
-from modelexport.errors import ArgumentError, FileError, FormatError
-from modelexport.fingerprint import topology_digest, work_digests
+from modelexport.errors import ExtractionWarning, FormatError
 from modelexport.graph import flatten
 from modelexport.pieces.build import Piece, Source, build
 from modelexport.pieces.cut import Cut, Members, cut, members_of, whole
@@ -19,18 +19,13 @@ from modelexport.pieces.levels import Level, by_doc_string, by_record, sort_node
 from modelexport.pieces.target import Modules, Target
 from modelexport.pieces.types import Types
 from modelexport.pieces.write import Weights, loaded, write
-from modelexport.tagged.files import StrPath, as_path, external_files, is_file, mapped, parse
-from modelexport.tagged.model import embedded_in, recorded_tag
-from modelexport.tagged.sidecar import (
-    Embedded,
-    PieceRecord,
-    Sidecar,
-    read_sidecar,
-    sidecar_path,
-)
+from modelexport.tagged.files import StrPath, as_path, check_not_overwritten, mapped, parse
+from modelexport.tagged.model import map_in_effect, recorded_tag
+from modelexport.tagged.sidecar import PieceRecord, sidecar_path
 from modelexport.tagged.staging import check_target
 from modelexport.tagged.weights import weight_fields
 
+_MOST_LOST = 3
 SMALL_FILE = 64 << 20
 """Up to this size a file is read whole; of a larger one, weights are stepped over and copied as they are."""
 
@@ -51,18 +46,45 @@ def extract(
     module that ran more than once. Its inputs are the tensors that enter it; constants and weights
     come along. With `output` the piece is written there with its sidecar, and weights in data files
     are copied into one of its own as far as they are needed; the model returned is then without them.
-    Without `output` the model has all its weights in it.
+    Without `output` the model has all its weights in it. An ExtractionWarning says which values that the
+    module returned are not among the outputs, as when the exporter removed them.
     """
     target = None if output is None else check_target(output)
     with collector_paused(), opened(onnx_model) as file:
         if target is not None:
-            file.check_not_overwritten(target)
+            check_not_overwritten(file.path, file.source.proto, target, target.with_name(f"{target.name}.data"))
         wanted = file.find(module, call)
-        piece = file.piece(wanted, "" if target is None else target.name)
+        found = file.cut(wanted)
+        piece = build(file.source, found, wanted, "" if target is None else target.name)
         if target is None:
-            return Extracted(loaded(piece, file.weights), piece.record)
-        write(piece, file.weights, target)
-    return Extracted(piece.proto, piece.record)
+            extracted = Extracted(loaded(piece, file.weights), piece.record)
+        else:
+            write(piece, file.weights, target)
+            extracted = Extracted(piece.proto, piece.record)
+        if not file.is_all(wanted):
+            _warn_of_lost_results(file.modules, wanted, found)
+    return extracted
+
+
+def _warn_of_lost_results(modules: Modules, target: Target, found: Cut) -> None:
+    """Warn where a value that the module returned is neither an output of the extracted model nor came from outside."""
+    present = {border.name for border in (*found.inputs, *found.outputs)}
+    for part in found.parts:  # constants that the module was given
+        present.update(name for place in part.pulled for name in part.level.nodes[place].output)
+    calls = modules.returned(target)
+    lost: list[str] = []
+    for call, names in calls.items():
+        where = f" of call {call}" if len(calls) > 1 else ""
+        for place, name in enumerate(names):
+            if name is None:
+                lost.append(f"value {place}{where} is not in the exported graph")
+            elif name not in present:
+                lost.append(f"value {place}{where}, {name}, is not among its outputs")
+    if lost:
+        told = "; ".join(lost[:_MOST_LOST]) + (f"; and {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else "")
+        name = target.path or "the root"
+        message = f"the extracted model does not give all that {name} returned: {told}"
+        warnings.warn(message, ExtractionWarning, stacklevel=3)
 
 
 class TaggedFile(NamedTuple):
@@ -101,14 +123,6 @@ class TaggedFile(NamedTuple):
         """A module as a model."""
         return build(self.source, self.cut(target), target, name)
 
-    def check_not_overwritten(self, target: Path) -> None:
-        """Refuse to write over what is being read."""
-        data = target.with_name(f"{target.name}.data")
-        apart = external_files(self.source.proto) if is_file(data) else []
-        own = (self.path, *(self.path.parent / name for name in apart))
-        if {path.resolve() for path in own} & {target.resolve(), data.resolve()}:
-            raise ArgumentError(f"{target} would overwrite the model itself", hint="choose another output")
-
 
 @contextmanager
 def opened(onnx_model: onnx.ModelProto | StrPath) -> Iterator[TaggedFile]:
@@ -137,44 +151,27 @@ def _has_odd_names(proto: onnx.ModelProto) -> bool:
 def _read(path: Path, data: bytes | memoryview) -> TaggedFile:
     fields = weight_fields(data, path) if len(data) > SMALL_FILE else None
     proto = parse(data, path, fields, whole=fields is None)
-    records = _embedded(proto)
     main = Level(proto.graph, by_doc_string())
     if not main.flow(len(main.nodes)).in_order:
         sort_nodes(main)
         main = Level(proto.graph, by_doc_string())
-    sidecar = _sidecar(path) if path.name and (records is None or not _is_tagged(main)) else None
-    if sidecar is not None and not _is_tagged(main):
-        _check_own(path, proto, sidecar)
-        main = Level(proto.graph, by_record({key: recorded_tag(node) for key, node in sidecar.nodes.items()}))
+    used = map_in_effect(path, proto, _is_tagged(main), lambda: flatten(proto))
+    if used.sidecar is not None:
+        main = Level(proto.graph, by_record({key: recorded_tag(node) for key, node in used.sidecar.nodes.items()}))
     if not _is_tagged(main) and main.nodes:
-        name = path.name or "the model"
-        raise FormatError(f"{name} has no tags, so nothing tells its modules", hint="export it with modelexport")
-    told: Embedded | Sidecar | None = records or sidecar
-    modules = Modules({} if told is None else told.modules, (tag for level in main for tag in level.tags))
-    source = Source(path.name, proto, main, Types(proto, main), told)
+        raise _without_tags(path, used.refused)
+    modules = Modules({} if used.records is None else used.records.modules, main.tags_inside())
+    source = Source(path.name, proto, main, Types(proto, main), used.records)
     return TaggedFile(path, source, modules, Weights(data, fields, path))
 
 
-def _check_own(path: Path, proto: onnx.ModelProto, sidecar: Sidecar) -> None:
-    """Where the sidecar alone has the tags, it has to be of this very graph."""
-    graph = flatten(proto)
-    if topology_digest(graph, work_digests(graph)) != sidecar.statistics.topology:
-        raise FormatError(
-            f"{path.name} has no tags, and {sidecar_path(path).name} is of another graph", hint="export the model again"
-        )
+def _without_tags(path: Path, refused: str | None) -> FormatError:
+    if refused is not None:
+        told = f"{path.name} has no tags, and {sidecar_path(path).name} cannot be used: {refused}"
+        return FormatError(told, hint="export the model again")
+    name = path.name or "the model"
+    return FormatError(f"{name} has no tags, so nothing tells its modules", hint="export it with modelexport")
 
 
 def _is_tagged(main: Level) -> bool:
     return any(tag is not None for level in main for tag in level.tags)
-
-
-def _embedded(proto: onnx.ModelProto) -> Embedded | None:
-    with suppress(FormatError):
-        return embedded_in(proto)
-    return None
-
-
-def _sidecar(path: Path) -> Sidecar | None:
-    with suppress(FormatError, FileError):
-        return read_sidecar(sidecar_path(path))
-    return None

@@ -16,6 +16,7 @@ from modelexport.errors import ArgumentError, ArgumentTypeError
 from modelexport.hierarchy.tree import is_within, join
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.sidecar import ModuleRecord
+from modelexport.wording import plural
 
 _GLOB = re.compile(r"[*?\[]")
 _MOST = 5
@@ -80,7 +81,7 @@ class Modules:
         if len(found) > 1:
             more = "" if len(found) <= _MOST else f" and {len(found) - _MOST} more"
             named = ", ".join(path or "(root)" for path in found[:_MOST])
-            raise ArgumentError(f"{text!r} matches {len(found)} modules", hint=f"name one of {named}{more}")
+            raise ArgumentError(f"{text!r} matches {plural(len(found), 'module')}", hint=f"name one of {named}{more}")
         return Target(found[0], self.tags[found[0]])
 
     def _near(self, text: str) -> str:
@@ -132,9 +133,13 @@ class Modules:
 
     def results(self, target: Target) -> set[str]:
         """The tensors that a module returned, in the call that is meant or in all."""
+        return {name for names in self.returned(target).values() for name in names if name}
+
+    def returned(self, target: Target) -> dict[int, tuple[str | None, ...]]:
+        """What a module returned by call, in the call that is meant or in all; None for what the exporter removed."""
         record = self.records.get(target.path)
         calls = () if record is None else record.results
-        return {name for number, names in enumerate(calls) for name in names if name and target.call in (None, number)}
+        return {number: names for number, names in enumerate(calls) if target.call in (None, number)}
 
     def call_within(self, path: str, call: int | None, outer: str) -> int | None:
         """Which call of `outer` a call of a module below it was part of; None where that is not known."""

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import onnx
 from google.protobuf.message import DecodeError
 
-from modelexport.errors import ArgumentTypeError, FileError, FormatError
+from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError
 from modelexport.graph import StoredNodes
 from modelexport.tagged import wire
 
@@ -98,28 +98,65 @@ def external_location(tensor: onnx.TensorProto) -> str | None:
         if entry.key == "location":
             if not isinstance(entry.value, str):
                 raise FormatError(f"the name of the model's data file {entry.value!r} is not UTF-8")
-            path = PurePosixPath(entry.value)
-            if path.is_absolute() or ".." in path.parts or len(path.parts) != 1 or "\0" in entry.value:
+            if not is_inside(entry.value):
                 raise _outside(entry.value)
             return str(entry.value)
     return None
+
+
+def is_inside(name: str) -> bool:
+    """Whether a relative path names a file of a folder, or of one below it, as far as the path itself tells."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def data_file(model: Path, location: str) -> Path:
     """A data file of a model. As a link, it stays in the folder or leads to where the model's own link does."""
     path = model.parent / location
     if is_file(path):
-        places = {model.parent.resolve()} | ({model.resolve().parent} if model.is_symlink() else set())
-        if path.resolve().parent not in places:
+        folders = {model.parent.resolve()} | ({model.resolve().parent} if model.is_symlink() else set())
+        if not any(path.resolve().is_relative_to(folder) for folder in folders):
             raise _outside(location)
     return path
+
+
+def present_data_file(model: Path, location: str) -> Path:
+    """A data file of a model whose values are needed: one that is not there is an error."""
+    path = data_file(model, location)
+    if not is_file(path):
+        raise missing_data(model, location)
+    return path
+
+
+def missing_data(owner: Path, location: str) -> FileError:
+    """The error for a data file that is not where a model or its GraphML says."""
+    return FileError(
+        f"{location} is missing: the weights of {owner.name} are in it",
+        hint=f"put it back into the folder of {owner.name}",
+    )
 
 
 def _outside(location: str) -> FormatError:
     return FormatError(
         f"the model's data file {location!r} lies outside the model's folder",
-        hint="only data files beside the model are followed",
+        hint="only data files in the model's folder, or below it, are followed",
     )
+
+
+def check_not_overwritten(source: Path, proto: onnx.ModelProto, *targets: Path) -> None:
+    """Refuse to write over a model that is read, or over one of its data files, under whatever name they go."""
+    own = [source, *(source.parent / name for name in external_files(proto))]
+    for target in targets:
+        if any(_is_same(target, path) for path in own):
+            raise ArgumentError(f"output {target.name} would overwrite the input", hint="choose another output")
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    """Whether two paths are one file, also through links of either kind."""
+    try:
+        return first.resolve() == second.resolve() or (first.exists() and second.exists() and first.samefile(second))
+    except (OSError, ValueError):
+        return False
 
 
 def external_files(proto: onnx.ModelProto) -> list[str]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 
 from modelexport import graph
-from modelexport.errors import FileError, FormatError
+from modelexport.errors import FileError, FormatError, first_line
+from modelexport.fingerprint import topology_digest, work_digests
 from modelexport.tagged import codec
 from modelexport.tagged.files import StrPath, as_path, mapped, parse
 from modelexport.tagged.sidecar import (
+    FORMAT,
     METADATA_KEY,
     Embedded,
     ModuleRecord,
@@ -23,6 +26,56 @@ from modelexport.tagged.sidecar import (
     read_sidecar,
     sidecar_path,
 )
+from modelexport.wording import plural
+
+
+class MapInEffect(NamedTuple):
+    """Where the tags of a file are, and the records that go with them."""
+
+    source: str | None
+    """`file`, `sidecar`, or None where no tag is in effect."""
+    records: Embedded | Sidecar | None
+    sidecar: Sidecar | None
+    """The sidecar, where its tags are in effect."""
+    refused: str | None
+    """Why the sidecar beside the file is not used, where it was needed."""
+
+
+def map_in_effect(path: Path, proto: onnx.ModelProto, is_tagged: bool, flat: Callable[[], graph.Graph]) -> MapInEffect:
+    """Decide which tags hold for a file: its own, else those of its sidecar if that is of this very graph.
+
+    A file that has tags but no readable metadata takes the module records of a sidecar that knows its nodes.
+    """
+    embedded = _readable(proto)
+    own = "file" if is_tagged else None
+    if (own and embedded is not None) or not path.name or not sidecar_path(path).exists():
+        return MapInEffect(own, embedded, None, None)
+    try:
+        sidecar = read_sidecar(sidecar_path(path))
+    except (FormatError, FileError) as error:
+        return MapInEffect(own, embedded, None, f"it cannot be read: {first_line(error.__cause__ or error)}")
+    nodes = flat()
+    reason = unrelated(sidecar, nodes) if own else _other_graph(sidecar, nodes)
+    if reason is not None:
+        return MapInEffect(own, embedded, None, reason)
+    return MapInEffect(own or "sidecar", embedded or sidecar, None if own else sidecar, None)
+
+
+def unrelated(sidecar: Sidecar, flat: graph.Graph) -> str | None:
+    """Say why a sidecar is of another file, judged by the names of the nodes; None if it may be of this one."""
+    if sidecar.format != FORMAT:
+        return f"its format is {sidecar.format!r}"
+    known, total = sum(node.key in sidecar.nodes for node in flat.nodes), len(flat.nodes)
+    return None if 2 * known >= total else f"it knows {known} of the file's {plural(total, 'node')}"
+
+
+def _other_graph(sidecar: Sidecar, flat: graph.Graph) -> str | None:
+    """Say why a sidecar cannot give tags to a file without any; None if it is of the same graph."""
+    if sidecar.format != FORMAT:
+        return f"its format is {sidecar.format!r}"
+    return (
+        None if topology_digest(flat, work_digests(flat)) == sidecar.statistics.topology else "it is of another graph"
+    )
 
 
 class TaggedModel:
@@ -51,9 +104,18 @@ class TaggedModel:
     @property
     def readable_metadata(self) -> Embedded | None:
         """The model-level metadata, or None where there is none that can be read."""
-        with suppress(FormatError):
-            return self.embedded
-        return None
+        return _readable(self.proto)
+
+    @functools.cached_property
+    def in_effect(self) -> MapInEffect:
+        """Where the tags that hold for this file are."""
+        return map_in_effect(self.path, self.proto, self.is_tagged, lambda: self.graph)
+
+    @functools.cached_property
+    def effective_tags(self) -> Sequence[codec.NodeTag | None]:
+        """The tag of each node that holds: its own, or for a file without any the one in the file's sidecar."""
+        sidecar = self.in_effect.sidecar
+        return self.tags if sidecar is None else recorded_tags(self.graph, sidecar)
 
     @functools.cached_property
     def sidecar(self) -> Sidecar | None:
@@ -71,12 +133,10 @@ class TaggedModel:
         """Whether there is a sidecar, readable or not."""
         return sidecar_path(self.path).exists()
 
-    @functools.cached_property
+    @property
     def records(self) -> Embedded | Sidecar | None:
-        """What was recorded at export: from the file itself, else from the sidecar; None where neither can be read."""
-        with suppress(FormatError, FileError):
-            return self.readable_metadata or self.sidecar
-        return None
+        """What was recorded at export: from the file itself, else from its sidecar; None where neither can be used."""
+        return self.in_effect.records
 
     @property
     def modules(self) -> dict[str, ModuleRecord]:
@@ -103,6 +163,12 @@ def embedded_in(proto: onnx.ModelProto) -> Embedded | None:
     for entry in proto.metadata_props:
         if entry.key == METADATA_KEY:
             return decode_embedded(entry.value)
+    return None
+
+
+def _readable(proto: onnx.ModelProto) -> Embedded | None:
+    with suppress(FormatError):
+        return embedded_in(proto)
     return None
 
 

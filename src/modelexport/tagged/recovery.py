@@ -71,6 +71,7 @@ def make_moves(work: Path, names: list[str], removed: list[str]) -> None:
     """Put every file into its place that is not there yet."""
     for number, name in enumerate(names):
         if _is_ordinary(work / str(number)):
+            (work.parent / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(work / str(number), work.parent / name)
     for name in removed:
         (work.parent / name).unlink(missing_ok=True)
@@ -93,9 +94,17 @@ def settle(work: Path) -> None:
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         told = json.loads(_content(work / _MOVES))
         names, removed = list(told["names"]), list(told["removed"])
-        if told["folder"] == _identity(work) and all(Path(name).name == name for name in (*names, *removed)):
+        if told["folder"] == _identity(work) and all(stays_in(work.parent, name) for name in (*names, *removed)):
             make_moves(work, names, removed)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def stays_in(folder: Path, name: str) -> bool:
+    """Whether a relative path names something in a folder or below it, and no link on the way leads out of it."""
+    path = Path(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        return False
+    return (folder / path).parent.resolve().is_relative_to(folder.resolve())
 
 
 def _content(path: Path) -> bytes:

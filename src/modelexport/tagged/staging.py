@@ -58,7 +58,12 @@ class Staging:
         return path
 
     def place(self, path: Path, name: str) -> None:
-        """On commit, move this file to the target folder under this name, after those placed before it."""
+        """On commit, move this file to the target folder under this name, after those placed before it.
+
+        A name such as `weights/w.bin` puts it into a folder below, which is made if there is none.
+        """
+        if not recovery.stays_in(self._folder, name):
+            raise FileError(f"{name} would lie outside {self._folder}", hint="choose another output folder")
         self._names.append((path, name))
 
     def remove(self, name: str) -> None:
@@ -79,11 +84,15 @@ class Staging:
                 if (self._folder / name).is_dir():
                     raise FileError(f"{self._folder / name} is a folder", hint="choose another output name")
             before = self._keep(names)
+            added = self._missing_folders(names)
             try:
                 recovery.write_moves(self._near, names, self._removed)
                 recovery.make_moves(self._near, names, self._removed)
             except OSError:
                 self._undo(names, before)
+                for folder in added:
+                    with suppress(OSError):
+                        folder.rmdir()
                 recovery.forget_moves(self._near)
                 raise
             except BaseException:  # interrupted: it is too late for that; `clear` does it if this is interrupted again
@@ -100,6 +109,11 @@ class Staging:
                 with suppress(OSError):  # a file system without links
                     os.link(self._folder / name, self._near / f"old-{number}", follow_symlinks=False)
         return before
+
+    def _missing_folders(self, names: list[str]) -> list[Path]:
+        """The folders below the target folder that the moves make, inner ones first."""
+        above = {folder for name in names for folder in (self._folder / name).parents}
+        return sorted((folder for folder in above if not folder.exists()), key=lambda f: -len(f.parts))
 
     def _undo(self, names: list[str], before: set[str]) -> None:
         for number, name in enumerate(names):

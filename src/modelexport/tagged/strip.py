@@ -5,9 +5,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from modelexport.errors import FileError
+from modelexport.errors import ArgumentError
 from modelexport.tagged import codec, wire
-from modelexport.tagged.files import StrPath, data_file, external_files, mapped, parse
+from modelexport.tagged.files import (
+    StrPath,
+    as_path,
+    check_not_overwritten,
+    external_files,
+    mapped,
+    parse,
+    present_data_file,
+)
 from modelexport.tagged.sidecar import METADATA_KEY
 from modelexport.tagged.staging import check_target, staging
 
@@ -34,23 +42,18 @@ def strip(source: StrPath, target: StrPath) -> Path:
 
 def write_stripped(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
     """The same, with the names of the data files that the target needs."""
-    source, target = Path(source), check_target(target)
+    source, target = as_path(source), check_target(target)
     with mapped(source) as data, staging(target.parent) as stage:
-        names = list(external_files(parse(data, source)))
+        proto = parse(data, source)
+        check_not_overwritten(source, proto, target)
+        names = external_files(proto)
+        if target in (target.parent / name for name in names):
+            told = f"output {target.name} has the name of a data file of {source.name}"
+            raise ArgumentError(told, hint="choose another output")
+        files = [present_data_file(source, name) for name in names]
         if source.parent.resolve() != target.parent.resolve():
-            for number, name in enumerate(names):
-                copy = stage.work / f"data-{number}"
-                _copy_data(data_file(source, name), copy)
-                stage.place(copy, name)
+            for number, (name, file) in enumerate(zip(names, files, strict=True)):
+                stage.place(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
         stage.place(stage.write("model", stripped(data)), target.name)
         stage.commit()
     return target, names
-
-
-def _copy_data(source: Path, target: Path) -> None:
-    try:
-        shutil.copyfile(source, target)
-    except FileNotFoundError as error:
-        raise FileError(
-            f"the data file {source} is missing", hint="keep the data file beside the model, or strip in place"
-        ) from error

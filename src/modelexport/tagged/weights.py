@@ -12,10 +12,10 @@ import msgspec
 import onnx
 from onnx import TensorProto
 
-from modelexport.errors import FileError, FormatError
+from modelexport.errors import FormatError
 from modelexport.fingerprint import PACKED, content, tensor_content, tensor_head
 from modelexport.tagged import wire
-from modelexport.tagged.files import data_file, external_location, is_file, mapped
+from modelexport.tagged.files import external_location, mapped, present_data_file
 
 
 class Weight(msgspec.Struct, frozen=True, gc=False):
@@ -87,7 +87,7 @@ class DataFiles:
         if location is None:
             raise FormatError(f"the model does not say in which data file {tensor.name!r} is")
         if location not in self._files:
-            self._files[location] = self._open.enter_context(mapped(_present(self._model, location)))
+            self._files[location] = self._open.enter_context(mapped(present_data_file(self._model, location)))
         return _slice(tensor, self._files[location], location)
 
 
@@ -118,13 +118,6 @@ def _digest(tensor: TensorProto, values: wire.Buffer) -> str:
     return digest.hexdigest()
 
 
-def _present(model: Path, location: str) -> Path:
-    path = data_file(model, location)
-    if not is_file(path):
-        raise FileError(f"the data file {path} is missing", hint="keep the data file beside the model")
-    return path
-
-
 def _slice(tensor: TensorProto, data: wire.Buffer, location: str) -> wire.Buffer:
     offset, length = _place(tensor, len(data), location)
     return data[offset : offset + length]
@@ -135,7 +128,7 @@ def external_place(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
     location = external_location(tensor)
     if location is None:
         raise FormatError(f"the model does not say in which data file {tensor.name!r} is")
-    path = _present(model, location)
+    path = present_data_file(model, location)
     return (path, *_place(tensor, path.stat().st_size, location))
 
 
