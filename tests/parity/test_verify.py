@@ -34,10 +34,11 @@ def test_a_right_file_agrees_in_every_module(name: str, strategy: str, tmp_path:
     assert result.first is None
     assert not result.causes
     assert result.outcomes.get("agrees", 0) >= 1
-    assert "not found" not in result.outcomes
     records = modelexport.load(path).modules
-    absorbed = {found.module for found in result.modules if found.outcome == Outcome.ABSORBED}
-    assert absorbed == {found.module for found in result.modules if records[found.module].status == "absorbed"}
+    for found in result.modules:
+        removed = not any(records[found.module].results[found.call or 0])
+        assert found.outcome != Outcome.UNKNOWN or removed, f"{found.module!r} has a result in the file"
+        assert found.outcome != Outcome.ABSORBED or records[found.module].status == "absorbed"
     assert hooks_of(model) == hooks
     assert [module.training for module in model.modules()] == training
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
