@@ -559,3 +559,17 @@ def test_inputs_that_cannot_be_drawn_or_fed(tmp_path: Path) -> None:
         modelexport.verify(model, inputs, path, random_inputs=1, seed="a")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="no input can vary"):
         random_sets(ModelInputs((torch.zeros(2, 3, dtype=torch.int64),), {}), 1, 0)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", EXPORTER)
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Conv1d(4, 4, 1)], ids=["no kernel", "no such type"])
+def test_a_type_that_the_runtime_has_no_kernel_for(layer: nn.Module, strategy: str, tmp_path: Path) -> None:
+    model, x = nn.Sequential(copy.deepcopy(layer)).bfloat16(), torch.randn(1, 4, 4)
+    modelexport.export_model(model, (x.bfloat16(),), tmp_path / "m.onnx", strategy=strategy)
+    with pytest.raises(FormatError, match=r"export and verify a float32 copy of the model") as caught:
+        modelexport.verify(model, (x.bfloat16(),), tmp_path / "m.onnx")
+    assert caught.value.exit_code == 2
+    assert len(str(caught.value).splitlines()) == 1
+    modelexport.export_model(model.float(), (x,), tmp_path / "m.onnx", strategy=strategy)
+    assert modelexport.verify(model, (x,), tmp_path / "m.onnx").agrees
