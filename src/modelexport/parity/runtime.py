@@ -15,8 +15,10 @@ from modelexport.parity.measure import Array
 from modelexport.tagged import wire
 
 _NO_KERNEL = ("NOT_IMPLEMENTED", "tensor(bfloat16)")
-"""How ONNX Runtime says that it lacks an operator for a type: some operators take bfloat16 and have no CPU kernel for it,
-and others take it only in a later opset."""
+"""How ONNX Runtime says that it lacks an operator for a type.
+
+Some operators take bfloat16 and have no CPU kernel for it, others take it only in a later opset.
+"""
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
