@@ -66,6 +66,7 @@ TORCH_FILES = {
     "pipeline.py",
     "parity/eager.py",
     "parity/feeds.py",
+    "parity/random_inputs.py",
     "parity/verify.py",
 }
 HEAVY = ("torch", "transformers", "onnxruntime")

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import modelexport
+from folders import text_encoder
 from modelexport.cli.main import main
 from modelexport.cli.render import plain_table
 
@@ -137,6 +138,36 @@ def test_verify_lists_what_it_did_not_compare(folder: Path) -> None:
     answer = json.loads(run("verify", "idle.py:make", "idle.onnx", "--output-format", "json").stdout)
     assert (answer["modules_compared"], answer["modules_total"]) == (3, 4)
     assert answer["not_compared"] == {"1": "the exporter folded its operations or left them out"}
+
+
+@pytest.mark.regression
+def test_verify_on_random_inputs(folder: Path) -> None:
+    result = run("verify", "nets.py:make", "net.onnx", "--random-inputs", "2", "--seed", "3")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[1] == "  8 of 8 modules compared, the worst of 3 runs"
+    assert lines[3] == "  inputs from the factory's own, and 2 random sets with seed 3"
+    assert run("verify", "nets.py:make", "net.onnx", "--random-inputs", "-1").exit_code == 2
+    answer = json.loads(
+        run("verify", "nets.py:make", "net.onnx", "--random-inputs", "2", "--output-format", "json").stdout
+    )
+    assert answer["runs"] == 3
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore")
+def test_verify_on_several_texts(folder: Path) -> None:
+    model, processors = text_encoder()
+    for part in (model, *processors):
+        part.save_pretrained("bert")
+    assert run("export", "bert", "bert.onnx", "--input-text", "every node of").exit_code == 0
+    result = run("verify", "bert", "bert.onnx", "--input-text", "this graph is", "--input-text", "that module ran")
+    assert result.exit_code == 0, result.output
+    assert "the worst of 2 runs" in result.stdout.splitlines()[1]
+    refused = run("verify", "bert", "bert.onnx", "--input-text", "this graph is", "--input-text", "graph")
+    assert refused.exit_code == 2
+    assert "run 2 of 2: the file's input 'input_ids': expected [1,3], got [1,1]" in refused.stderr
+    assert "Traceback" not in refused.output
 
 
 def test_verify_names_the_block_that_is_wrong(folder: Path) -> None:

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 import modelexport
 from exports import CASES, EXPORTER, export
+from modelexport.baseline.calling import ModelInputs
 from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, ModelRunError
 from modelexport.parity.measure import Tolerance, difference
+from modelexport.parity.random_inputs import random_sets
 from modelexport.parity.records import FAILED, Blame, Outcome, Verification
 from proof import hooks_of
 from zoo import ZOO, distinct
@@ -488,3 +490,87 @@ def test_every_module_that_ran_is_compared_or_listed(strategy: str, tmp_path: Pa
     assert result.modules_compared == len(agreeing)
     assert result.modules_total == len(ran)
     assert all(result.not_compared.values())
+
+
+class WrongForLarge(nn.Module):
+    """Only values above 2 tell the two apart."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__()
+        self.first = nn.Hardtanh(-4.0, most)
+        self.second = nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+@pytest.mark.regression
+def test_other_inputs_find_what_the_example_hides(tmp_path: Path) -> None:
+    small, large = torch.zeros(2, 4), torch.full((2, 4), 5.0)
+    wide = torch.tensor([[-3.0, 0.0, 1.0, 1.9]] * 2)
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(WrongForLarge(2.0), (small,), path, strategy="fx")
+    model = WrongForLarge(3.0)
+    assert modelexport.verify(model, small, path).agrees
+    result = modelexport.verify(model, small, path, further_inputs=[wide, large])
+    assert result.runs == 3
+    assert not result.agrees
+    assert result.causes == ("first",)
+    assert {found.module: found.run for found in result.modules} == {"first": 2, "second": 2, "": 2}
+    assert len(result.modules) == 3
+
+
+@pytest.mark.regression
+def test_random_inputs_are_seeded_and_like_the_example(tmp_path: Path) -> None:
+    model, inputs = ZOO["block_three_times"]()
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(model.eval(), inputs, path, strategy="fx")
+    result = modelexport.verify(model, inputs, path, random_inputs=3, seed=5)
+    assert result.agrees
+    assert result.runs == 4
+    assert result == modelexport.verify(model, inputs, path, random_inputs=3, seed=5)
+    given = ModelInputs(
+        (torch.tensor([[3, 9, 7]]), torch.ones(1, 3, dtype=torch.int64)),
+        {"mask": torch.tensor([0.5, -math.inf]), "half": torch.ones(64, dtype=torch.float16), "flag": True},
+    )
+    sets = random_sets(given, 20, 1)
+    for drawn in sets:
+        tokens, ones = drawn.args
+        assert tokens.dtype == torch.int64
+        assert tokens.shape == (1, 3)
+        assert tokens.min() >= 3
+        assert tokens.max() <= 9
+        assert torch.equal(ones, given.args[1])
+        assert torch.isinf(drawn.kwargs["mask"]).tolist() == [False, True]
+        assert drawn.kwargs["half"].dtype == torch.float16
+        assert drawn.kwargs["flag"] is True
+    assert len({tuple(drawn.args[0].flatten().tolist()) for drawn in sets}) > 1
+
+
+@pytest.mark.regression
+def test_inputs_that_cannot_be_drawn_or_fed(tmp_path: Path) -> None:
+    path, model, inputs = export("block_three_times", "fx", tmp_path)
+    with pytest.raises(
+        ArgumentError, match=r"run 2 of 2: the file's input .*: expected \[.*\], got \[3,8\] .*--dynamic"
+    ):
+        modelexport.verify(model, inputs, path, further_inputs=[torch.ones(3, 8)])
+    with pytest.raises(ArgumentError, match="random_inputs: expected 0 or more, got -1"):
+        modelexport.verify(model, inputs, path, random_inputs=-1)
+    with pytest.raises(ArgumentTypeError, match="seed: expected an integer, got a str"):
+        modelexport.verify(model, inputs, path, random_inputs=1, seed="a")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="no input can vary"):
+        random_sets(ModelInputs((torch.zeros(2, 3, dtype=torch.int64),), {}), 1, 0)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", EXPORTER)
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Conv1d(4, 4, 1)], ids=["no kernel", "no such type"])
+def test_a_type_that_the_runtime_has_no_kernel_for(layer: nn.Module, strategy: str, tmp_path: Path) -> None:
+    model, x = nn.Sequential(copy.deepcopy(layer)).bfloat16(), torch.randn(1, 4, 4)
+    modelexport.export_model(model, (x.bfloat16(),), tmp_path / "m.onnx", strategy=strategy)
+    with pytest.raises(FormatError, match=r"export and verify a float32 copy of the model") as caught:
+        modelexport.verify(model, (x.bfloat16(),), tmp_path / "m.onnx")
+    assert caught.value.exit_code == 2
+    assert len(str(caught.value).splitlines()) == 1
+    modelexport.export_model(model.float(), (x,), tmp_path / "m.onnx", strategy=strategy)
+    assert modelexport.verify(model, (x,), tmp_path / "m.onnx").agrees

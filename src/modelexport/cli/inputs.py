@@ -29,8 +29,11 @@ class Shape(click.ParamType[tuple[str, tuple[int, ...]]]):
         return name.strip(), shape
 
 
+_TEXT = click.option("--input-text", help="Text for the model's tokenizer.")
+_TEXTS = click.option(
+    "--input-text", "input_texts", multiple=True, help="Text for the model's tokenizer; repeatable, each is a run."
+)
 _OPTIONS = (
-    click.option("--input-text", help="Text for the model's tokenizer."),
     click.option(
         "--input-shape",
         type=Shape(),
@@ -50,9 +53,9 @@ _OPTIONS = (
 )
 
 
-def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds these options to a command."""
-    for option in reversed(_OPTIONS):
+def input_options(command: Callable[..., Any], several_texts: bool = False) -> Callable[..., Any]:
+    """Adds these options to a command; one that runs several times may take several texts."""
+    for option in reversed((_TEXTS if several_texts else _TEXT, *_OPTIONS)):
         command = option(command)
     return command
 

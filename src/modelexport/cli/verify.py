@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -38,7 +39,15 @@ _WORDS = {"agrees": "agree", "differs": "differ", "shape": "of another shape", "
     help="text is for people, json and csv are complete.",
 )
 @click.option("--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout.")
-@input_options
+@click.option(
+    "--random-inputs",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Run on N sets of random inputs besides: names, dtypes, shapes and ranges are those of the example inputs.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of --random-inputs.")
+@functools.partial(input_options, several_texts=True)
 @click.pass_context
 def verify_command(
     ctx: click.Context,
@@ -49,7 +58,9 @@ def verify_command(
     module: str | None,
     output_format: str,
     output_file: Path | None,
-    input_text: str | None,
+    random_inputs: int,
+    seed: int,
+    input_texts: tuple[str, ...],
     input_shape: tuple[tuple[str, tuple[int, ...]], ...],
     input_specs: Path | None,
     task: str | None,
@@ -66,11 +77,16 @@ def verify_command(
 
     The file may have been changed since its export, to float16 or int8 for example.
 
+    One set of inputs may miss a difference. --random-inputs N adds N runs on random inputs: values are drawn from the
+    range of the example's, so that token ids stay in the vocabulary. --input-text may be given several times. Of each
+    module the worst run is shown.
+
     \b
     Examples:
       modelexport verify ./bert bert.onnx
       modelexport verify ./bert bert_int8.onnx --atol 1e-2 --rtol 1e-2
       modelexport verify models.py:make_model model.onnx --module encoder.layer.0
+      modelexport verify ./bert bert.onnx --random-inputs 5 --seed 1
 
     The answer says how many modules were compared and lists the others with the reason: an exporter may leave no
     tensor that is a module's result.
@@ -86,7 +102,7 @@ def verify_command(
             model_class,
             revision,
             random_weights,
-            input_text,
+            input_texts[0] if input_texts else None,
             dict(input_shape),
             None if input_specs is None else str(input_specs),
         )
@@ -98,13 +114,25 @@ def verify_command(
         from modelexport.source.inputs import Wanted, example_inputs
         from modelexport.source.prepare import blaming, open_source
 
-        seed = _SEED if export is None or export.seed is None else export.seed
+        made_with = _SEED if export is None or export.seed is None else export.seed
         with blaming(user_chose_inputs=True):
-            source = open_source(model, options, trust_remote_code, seed)
+            source = open_source(model, options, trust_remote_code, made_with)
             on_step("make example inputs")
             specs = None if options.input_specs is None else Path(options.input_specs)
-            example = example_inputs(source, Wanted(specs, options.input_text, options.input_shapes), seed)
-            result = verify(source.model, example.inputs, onnx, atol=atol, rtol=rtol, module=module, on_step=on_step)
+            texts = (options.input_text, *input_texts[1:])
+            examples = [example_inputs(source, Wanted(specs, one, options.input_shapes), made_with) for one in texts]
+            result = verify(
+                source.model,
+                examples[0].inputs,
+                onnx,
+                atol=atol,
+                rtol=rtol,
+                module=module,
+                further_inputs=[other.inputs for other in examples[1:]],
+                random_inputs=random_inputs,
+                seed=seed,
+                on_step=on_step,
+            )
     for told in source.notes:
         note(f"note: {told}")
     if output_format == "json":
@@ -112,7 +140,8 @@ def verify_command(
     elif output_format == "csv":
         emit_csv(_COLUMNS, _lines(result), output_file)
     else:
-        show(_view(result, source.name, example.rung), output_file)
+        drawn = f", and {plural(random_inputs, 'random set')} with seed {seed}" if random_inputs else ""
+        show(_view(result, source.name, f"{examples[0].rung}{drawn}"), output_file)
     ctx.exit(0 if result.agrees else 1)
 
 
@@ -167,7 +196,8 @@ def verified(result: Verification, source: str) -> Iterator[RenderableType]:
         yield line(f"{result.file} against {source}: nothing could be compared")
     partly = f", {len(result.partly_compared):,} of them in part" if result.partly_compared else ""
     total = plural(result.modules_total, "module")
-    yield line(f"{result.modules_compared:,} of {total} compared{partly}", 2)
+    runs = "" if result.runs == 1 else f", the worst of {result.runs:,} runs"
+    yield line(f"{result.modules_compared:,} of {total} compared{partly}{runs}", 2)
     yield line(f"{plural(len(result.modules), 'call')}: {_counts(result)}", 2)
     if failed:
         yield line(f"first to differ: {_told(failed[0])}", 2)
@@ -228,7 +258,7 @@ def _outcome(found: ModuleParity) -> str:
 
 _COLUMNS = (
     "module", "tag", "class", "call", "outcome", "blame", "max_abs", "max_rel", "cosine", "own_abs", "note", "tensors",
-    "results",
+    "results", "run",
 )  # fmt: skip
 
 

@@ -70,6 +70,8 @@ def _fits(value: onnx.ValueInfoProto, array: Array, only_shape: bool = False) ->
 def _no_fit(value: onnx.ValueInfoProto, array: Array | None) -> ArgumentError:
     (info,) = tensor_infos([value])
     dims = ",".join("?" if dim is None else str(dim) for dim in info.shape)
-    given = "and none is given" if array is None else f"what is given is [{','.join(map(str, array.shape))}]"
+    given = "none" if array is None else f"[{','.join(map(str, array.shape))}]"
     hint = "use the inputs that the file was exported with"
-    return ArgumentError(f"the file's input {value.name!r} is [{dims}], {given}", hint=hint)
+    if array is not None:
+        hint = f"{hint}, or others of that shape; export with --dynamic for other shapes"
+    return ArgumentError(f"the file's input {value.name!r}: expected [{dims}], got {given}", hint=hint)

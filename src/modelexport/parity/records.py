@@ -75,6 +75,8 @@ class ModuleParity(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     """Those of its results that were compared."""
     results: int
     """How many tensors it returned."""
+    run: int = 0
+    """The run that this is from, where there were several: the one in which the call did worst."""
 
 
 class Verification(msgspec.Struct, frozen=True):
@@ -100,3 +102,5 @@ class Verification(msgspec.Struct, frozen=True):
     """The modules of which some results or calls were compared and others were not."""
     not_compared: dict[str, str]
     """The modules of which nothing was compared, each with the reason."""
+    runs: int = 1
+    """On how many sets of inputs both ran; `modules` has the worst of each call."""

@@ -14,6 +14,11 @@ from modelexport.errors import FormatError, SourceError, first_line
 from modelexport.parity.measure import Array
 from modelexport.tagged import wire
 
+_NO_KERNEL = ("NOT_IMPLEMENTED", "tensor(bfloat16)")
+"""How ONNX Runtime says that it lacks an operator for a type.
+
+Some operators take bfloat16 and have no CPU kernel for it, others take it only in a later opset.
+"""
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -41,14 +46,21 @@ def run_bytes(model: bytes, folder: Path, feeds: Mapping[str, Array]) -> dict[st
     try:
         session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a kind for each of its states
-        raise FormatError(f"ONNX Runtime refuses the model: {first_line(error)}") from error
+        raise _refused("ONNX Runtime refuses the model", error) from error
     given = {value.name: _fitted(feeds[value.name], value.type) for value in session.get_inputs()}
     outputs = [value.name for value in session.get_outputs()]
     try:
         results = session.run(outputs, given)
     except Exception as error:
-        raise FormatError(f"ONNX Runtime cannot run the model: {first_line(error)}") from error
+        raise _refused("ONNX Runtime cannot run the model", error) from error
     return {name: value for name, value in zip(outputs, results, strict=True) if isinstance(value, np.ndarray)}
+
+
+def _refused(what: str, error: Exception) -> FormatError:
+    told = first_line(error)
+    lacks = any(word in told for word in _NO_KERNEL)
+    hint = "export and verify a float32 copy of the model, model.float(); its modules and names are the same"
+    return FormatError(f"{what}: {told}", hint=hint if lacks else None)
 
 
 def _fitted(values: Array, kind: str) -> Array:

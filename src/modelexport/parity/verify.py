@@ -1,9 +1,10 @@
-"""verify(): one run of PyTorch, one of ONNX Runtime, and what each module returned in both."""
+"""verify(): runs of PyTorch and of ONNX Runtime on the same inputs, and what each module returned in both."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ from torch.export import ExportedProgram
 from modelexport.analysis.selection import Selection
 from modelexport.baseline.calling import ModelInputs, as_called, in_signature_order, read_inputs
 from modelexport.collector import collector_paused
-from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.errors import ArgumentError, ArgumentTypeError, ModelRunError
 from modelexport.parity.eager import run_eagerly
 from modelexport.parity.feeds import feeds_for
 from modelexport.parity.gaps import Gaps
 from modelexport.parity.measure import Array, Difference, Tolerance, checked_tolerance, difference, kind
 from modelexport.parity.pairs import Pair, PairedCall, Pairing
+from modelexport.parity.random_inputs import random_sets
 from modelexport.parity.records import COMPARED, FAILED, Blame, ModuleParity, Outcome, TensorParity, Verification
 from modelexport.parity.runtime import check_runtime, run_exposed
 from modelexport.parity.suspects import Judge, Suspect, Verdict
+from modelexport.parity.worst import worst_of
 from modelexport.pieces.extract import TaggedFile, opened
 from modelexport.tagged.files import StrPath, as_path, external_files, present_data_file
 
@@ -34,6 +37,9 @@ def verify(
     atol: float = Tolerance().atol,
     rtol: float = Tolerance().rtol,
     module: str | None = None,
+    further_inputs: Sequence[Any] = (),
+    random_inputs: int = 0,
+    seed: int = 0,
     on_step: Callable[[str], None] | None = None,
 ) -> Verification:
     """Compare an ONNX file with the PyTorch model, module by module.
@@ -43,42 +49,90 @@ def verify(
     themselves on PyTorch's own inputs, which tells the one that causes a difference from those that
     inherit it. `module` narrows the answer to a tag, a module path or a glob. The file may have been
     changed since its export, to another precision for example: what is still in it by name is compared.
+
+    `further_inputs` are more sets of inputs, each as `example_inputs` is, and `random_inputs` is a number
+    of sets to draw with `seed`, with the names, dtypes, shapes and ranges of the example ones. Each set is
+    a run of both, and the answer has the worst of each module.
     """
     tolerance = checked_tolerance(atol, rtol)
     path = as_path(onnx_path)
     step = on_step or (lambda _: None)
-    live, inputs = _check(model, example_inputs)
+    live = _live(model)
+    example = _inputs(model, live, example_inputs)
+    given = [example, *(_inputs(model, live, inputs) for inputs in further_inputs)]
+    sets = [*given, *random_sets(example, random_inputs, seed)]
     check_runtime()
+    saved = isinstance(model, ExportedProgram)
     with collector_paused(), opened(path) as file:
         for name in external_files(file.source.proto):
             present_data_file(path, name)
-        step("run the PyTorch model")
-        feeds = feeds_for(file.source.proto.graph, live, _as_exported(live, inputs, file))
-        calls = list(Pairing(file).of(run_eagerly(live, inputs, root_only=isinstance(model, ExportedProgram))))
+        names = [_name_of(number, len(given), len(sets)) for number in range(len(sets))]
+        fed = [_feeds(file, live, inputs, name) for inputs, name in zip(sets, names, strict=True)]
         gaps = Gaps(file)
-        unseen = gaps.unseen({paired.call.path for paired in calls})
-        wanted = _narrowed(file, [*(paired.call.path for paired in calls), *unseen], module)
-        step("run the ONNX file")
-        names = {name for paired in calls for pair in paired.pairs for name in pair.names}
-        names -= {value.name for value in file.source.main.graph.output}
-        values = {**feeds, **run_exposed(file.weights.data, path.parent, feeds, sorted(names - feeds.keys()))}
-        compared = [(paired, _compare(paired, values, tolerance)) for paired in calls]
-        blames = _blames(file, calls, compared, feeds, tolerance, step)
-    modules = [_record(file, gaps, paired, found, blames.get(id(paired))) for paired, found in compared]
-    modules += [_unseen(file, gaps, path, isinstance(model, ExportedProgram)) for path in unseen]
-    return _verification(path, tolerance, tuple(found for found in modules if found.module in wanted))
+        run = partial(_run, file, live, saved, gaps, tolerance, step)
+        runs = [run(inputs, feeds, name) for inputs, feeds, name in zip(sets, fed, names, strict=True)]
+        unseen = gaps.unseen({found.module for found in (found for run in runs for found in run)})
+        modules = [*worst_of(runs), *(_unseen(file, gaps, path, saved) for path in unseen)]
+        wanted = _narrowed(file, [found.module for found in modules], module)
+    return _verification(path, tolerance, tuple(found for found in modules if found.module in wanted), len(runs))
 
 
-def _check(model: object, example_inputs: Any) -> tuple[nn.Module, ModelInputs]:
+def _run(
+    file: TaggedFile,
+    live: nn.Module,
+    root_only: bool,
+    gaps: Gaps,
+    tolerance: Tolerance,
+    step: Callable[[str], None],
+    inputs: ModelInputs,
+    feeds: dict[str, Array],
+    name: str,
+) -> list[ModuleParity]:
+    """Run both on one set of inputs, and compare every call that is seen in PyTorch."""
+    step(f"run the PyTorch model{name and f', {name}'}")
+    try:
+        calls = list(Pairing(file).of(run_eagerly(live, inputs, root_only=root_only)))
+    except ModelRunError as error:
+        raise ModelRunError(f"{name}: {error.message}" if name else error.message, hint=error.hint) from error
+    step(f"run the ONNX file{name and f', {name}'}")
+    names = {name for paired in calls for pair in paired.pairs for name in pair.names}
+    names -= {value.name for value in file.source.main.graph.output}
+    exposed = sorted(names - feeds.keys())
+    values = {**feeds, **run_exposed(file.weights.data, file.path.parent, feeds, exposed)}
+    compared = [(paired, _compare(paired, values, tolerance)) for paired in calls]
+    blames = _blames(file, calls, compared, feeds, tolerance, step)
+    return [_record(file, gaps, paired, found, blames.get(id(paired))) for paired, found in compared]
+
+
+def _name_of(number: int, given: int, total: int) -> str:
+    """What to call a run in messages; nothing where there is only one."""
+    if total == 1:
+        return ""
+    return f"run {number + 1} of {total}{'' if number < given else ' (random inputs)'}"
+
+
+def _feeds(file: TaggedFile, live: nn.Module, inputs: ModelInputs, name: str) -> dict[str, Array]:
+    try:
+        return feeds_for(file.source.proto.graph, live, _as_exported(live, inputs, file))
+    except ArgumentError as error:
+        raise ArgumentError(f"{name}: {error.message}" if name else error.message, hint=error.hint) from error
+
+
+def _live(model: object) -> nn.Module:
     if isinstance(model, ExportedProgram):
-        args, kwargs = model.example_inputs or ((), {})
-        given = ModelInputs(tuple(args), dict(kwargs)) if example_inputs is None else read_inputs(example_inputs)
-        return model.module(), given
+        return model.module()
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
             f"the model is a {type(model).__name__}, not a torch.nn.Module", hint="pass the model that was exported"
         )
-    return model, as_called(model, read_inputs(example_inputs))
+    return model
+
+
+def _inputs(model: object, live: nn.Module, example_inputs: Any) -> ModelInputs:
+    if isinstance(model, ExportedProgram):
+        args, kwargs = model.example_inputs or ((), {})
+        return ModelInputs(tuple(args), dict(kwargs)) if example_inputs is None else read_inputs(example_inputs)
+    return as_called(live, read_inputs(example_inputs))
 
 
 def _as_exported(model: nn.Module, inputs: ModelInputs, file: TaggedFile) -> ModelInputs:
@@ -223,11 +277,12 @@ def _note(found: Found, tensors: tuple[TensorParity, ...]) -> str | None:
     return ", ".join(notes) or None
 
 
-def _verification(path: Path, tolerance: Tolerance, modules: tuple[ModuleParity, ...]) -> Verification:
+def _verification(path: Path, tolerance: Tolerance, modules: tuple[ModuleParity, ...], runs: int) -> Verification:
     failed = [found for found in modules if found.outcome in FAILED]
     compared = {found.module for found in modules if found.outcome in COMPARED}
     return Verification(
         file=path.name,
+        runs=runs,
         atol=tolerance.atol,
         rtol=tolerance.rtol,
         agrees=not failed and bool(compared),
