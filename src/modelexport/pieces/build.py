@@ -279,11 +279,14 @@ def _modules(
     without = {path for path, record in modules.items() if not record.nodes and is_within(path, target)}
     around = {above for path in without for above in lineage.of(path)}
     present = set(flat.tensors())
+    counted = modules[target].parameter_count if target in modules else msgspec.UNSET
     return {
         path: msgspec.structs.replace(
             record,
             nodes=counts[path],
             children=tuple(c for c in record.children if (p := join(path, c)) in counts or p in around),
+            # the modules around the target hold nothing but the target here
+            parameter_count=counted if is_within(target, path) else record.parameter_count,
             results=tuple(tuple(n if n in present else None for n in call) for call in record.results),
         )
         for path, record in modules.items()
