@@ -26,7 +26,7 @@ GROUPS = {
     "Work by module": ["extract", "partition", "extract_module_subgraph", "verify"],
     "GraphML": ["export_graphml", "import_onnx"],
     "Strategies": ["ExportStrategy", "recommend_strategy", "Strategy", "register_strategy"],
-    "Errors": ["ModelExportError", "FallbackWarning"],
+    "Errors": ["ModelExportError", "FallbackWarning", "ExtractionWarning"],
 }
 HEAD = """# API
 

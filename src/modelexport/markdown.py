@@ -83,6 +83,9 @@ def _summary(report: ExportReport) -> Iterator[Sequence[str]]:
     yield "tags", str(statistics.tags)
     status = ", ".join(f"{count} {name}" for name, count in statistics.module_status.items())
     yield "modules", f"{statistics.modules} ({status})"
+    root = hierarchy.modules[""].parameter_count
+    if isinstance(root, int):
+        yield "parameters", f"{root:,}"
     files = [report.onnx_path, *report.data_paths, report.sidecar_path]
     yield "files", ", ".join(_code(path.name) for path in files)
 

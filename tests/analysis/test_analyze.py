@@ -23,7 +23,9 @@ from damage import edit, edit_sidecar
 from modelexport.analysis.analyze import Analysis, analyze
 from modelexport.cli.main import main
 from modelexport.errors import ArgumentError, FormatError
-from modelexport.tagged.sidecar import sidecar_path
+from modelexport.tagged import codec
+from modelexport.tagged.build import embed
+from modelexport.tagged.sidecar import encode_embedded, encode_sidecar, sidecar_path
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
@@ -43,9 +45,9 @@ def test_the_counts_are_those_of_the_file(exported: Path) -> None:
     assert result.by_depth == Counter(tag.hierarchy_path.count("/") for tag in tags)
     assert sum(module.own_nodes for module in result.modules) == result.totals.nodes
     elements = sum(int(np.prod(tensor.dims)) for tensor in proto.graph.initializer)
-    assert result.totals.parameters == elements
+    assert result.totals.stored_values == elements
     assert result.totals.bytes == sum(numpy_helper.to_array(tensor).nbytes for tensor in proto.graph.initializer)
-    assert sum(node.parameters for node in result.nodes) == elements
+    assert sum(node.stored_values for node in result.nodes) == elements
     for module in result.modules:
         assert module.nodes == loaded.modules[module.module].nodes == sum(module.operators.values())
         assert module.status == loaded.modules[module.module].status
@@ -56,10 +58,10 @@ def test_weights_belong_to_the_modules_that_read_them(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     modelexport.export_model(model, torch.ones(1, 4), tmp_path / "m.onnx", strategy="htp")
     found = {module.module: module for module in analyze(tmp_path / "m.onnx").modules}
-    assert found["0"].parameters == found["0"].own_parameters == 4 * 8 + 8
+    assert found["0"].stored_values == found["0"].own_stored_values == 4 * 8 + 8
     assert found["2"].bytes == 4 * (8 * 2 + 2)
-    assert found[""].parameters == found["0"].parameters + found["2"].parameters
-    assert found[""].own_parameters == 0
+    assert found[""].stored_values == found["0"].stored_values + found["2"].stored_values
+    assert found[""].own_stored_values == 0
 
 
 def test_borders(exported: Path) -> None:
@@ -145,6 +147,81 @@ def test_a_clean_export_is_read_through_its_sidecar(tmp_path: Path) -> None:
     assert clean.file.map_source == "sidecar"
     assert clean.modules == tagged.modules
     assert clean.nodes == tagged.nodes
+
+
+class Tied(nn.Module):
+    """A weight under two names, a module under two names, a norm and a constant of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 4)
+        self.norm = nn.LayerNorm(4)
+        self.norms = nn.ModuleList([self.norm, nn.LayerNorm(4)])
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("table", torch.arange(24.0).reshape(6, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.embed(x) + self.table[x]
+        for norm in self.norms:
+            y = norm(y)
+        return self.head(y)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_parameters_are_those_of_pytorch(strategy: str, tmp_path: Path) -> None:
+    """Tied ones once, merged ones all the same, constants not at all."""
+    model = Tied()
+    modelexport.export_model(model, torch.tensor([1, 2]), tmp_path / "m.onnx", strategy=strategy)
+    result = analyze(tmp_path / "m.onnx")
+    assert result.file.parameters_from == "export"
+    for module in result.modules:
+        live = model.get_submodule(module.module)
+        assert module.parameters == sum(p.numel() for p in live.parameters()), module.module
+    assert result.totals.parameters == sum(p.numel() for p in model.parameters())
+    assert result.totals.stored_values != result.totals.parameters
+    assert analyze(tmp_path / "m.onnx", "norms").totals.parameters == 16  # one of them goes by its other name
+    assert analyze(tmp_path / "m.onnx", "head").totals.parameters == 24
+    modelexport.extract(tmp_path / "m.onnx", "head", tmp_path / "head.onnx")
+    assert analyze(tmp_path / "head.onnx").totals.parameters == 24
+
+
+@pytest.mark.regression
+def test_a_program_counts_parameters_too(tmp_path: Path) -> None:
+    model = Tied()
+    program = torch.export.export(model, (torch.tensor([1, 2]),))
+    modelexport.export_model(program, None, tmp_path / "m.onnx")
+    assert analyze(tmp_path / "m.onnx").totals.parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.regression
+def test_a_file_that_does_not_record_its_parameters(exported: Path) -> None:
+    """It counts what is stored, says so, and is as valid as before."""
+    model = modelexport.load(exported)
+    assert model.sidecar is not None
+    old = {
+        path: msgspec.structs.replace(record, parameter_count=msgspec.UNSET)
+        for path, record in model.sidecar.modules.items()
+    }
+    sidecar = msgspec.structs.replace(model.sidecar, modules=old)
+    sidecar_path(exported).write_bytes(encode_sidecar(sidecar))
+    embedded = embed(sidecar, codec.digest([node.key for node in model.graph.nodes], model.tags))
+    entry = encode_embedded(embedded)
+    assert "parameter_count" not in entry
+
+    def damage(proto: onnx.ModelProto) -> None:
+        proto.metadata_props[-1].value = entry
+
+    edit(exported, damage)
+    assert modelexport.validate(exported, check_consistency=True).findings == ()
+    result = analyze(exported)
+    assert result.file.parameters_from == "stored"
+    assert result.totals.parameters == result.totals.stored_values
+    assert all(module.parameters == module.stored_values for module in result.modules)
+    shown = CliRunner().invoke(main, ["analyze", str(exported)]).output
+    assert "stored values" in shown
+    assert "PyTorch's parameters are not recorded" in shown
 
 
 def clean_with_another_sidecar(folder: Path) -> Path:

@@ -469,6 +469,46 @@ def test_names_that_repeat_in_both_branches_and_inside_them() -> None:
     assert given == [-5, -2, 2, 5], "a branch reads what is in the other"
 
 
+def annotate(graph: onnx.GraphProto, tensor: str, scale: str) -> None:
+    note = graph.quantization_annotation.add(tensor_name=tensor)
+    note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value=scale)
+
+
+def annotations(graph: onnx.GraphProto) -> dict[str, str]:
+    return {note.tensor_name: note.quant_parameter_tensor_names[0].value for note in graph.quantization_annotation}
+
+
+@pytest.mark.regression
+def test_quantization_annotations_name_tensors_of_the_extracted_model() -> None:
+    """Tensors of the two branches have the same names, so that those of one are renamed, with their scales."""
+    body = [
+        helper.make_node("ReduceSum", ["x"], ["r"], keepdims=0, name="other"),
+        helper.make_node("Cast", ["r"], ["c"], to=TensorProto.BOOL, name="other"),
+        helper.make_node("If", ["c"], ["y"], then_branch=branch(2), else_branch=branch(5), name="other"),
+    ]
+    model = hand_made(body)
+    model.graph.input[0].name = "a"
+    model.graph.node[0].input[0] = "a"
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(7), "unread"))
+    annotate(model.graph, "a", "unread")
+    annotate(model.graph, "r", "w")
+    for attribute in model.graph.node[2].attribute:
+        weight = numpy_helper.to_array(attribute.g.initializer[0])
+        attribute.g.initializer.append(numpy_helper.from_array(np.float32(10 * weight), "t_scale"))
+        annotate(attribute.g, "t", "t_scale")
+        tag = NodeTag(("/Net/Part",), "/Net/Part", 1, "scope", "part")
+        attribute.g.node[0].doc_string = encode(tag).decode()
+    piece = modelexport.extract(model, "part").model
+    onnx.checker.check_model(piece, full_check=True)
+    found = annotations(piece.graph)
+    scales = {tensor.name: float(numpy_helper.to_array(tensor)) for tensor in piece.graph.initializer}
+    made = {node.output[0]: scales[node.input[1]] for node in piece.graph.node}
+    assert set(found) == {"a", *made}  # `r` is not in it
+    assert found["a"] == "unread"
+    assert {made[name]: scales[scale] for name, scale in found.items() if name != "a"} == {2: 20, 5: 50}
+    run(piece, {"a": np.ones((2, 3), np.float32)})
+
+
 def test_calls_without_records(tmp_path: Path) -> None:
     path, _, _ = export("block_three_times", "htp", tmp_path)
     proto = onnx.load(path)

@@ -47,6 +47,9 @@ class FileFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     data_files: tuple[DataFile, ...]
     map_source: str | None
     """Where the map was read: `file`, or `sidecar` for a file that carries none."""
+    parameters_from: str = "stored"
+    """What `parameters` counts: `export`, PyTorch's own parameters as recorded at export; or `stored`, the values of
+    initializers, for a file that has no such record."""
     sidecar_refused: str | None = None
     """Why the sidecar beside the file is not used, where it was needed."""
 
@@ -60,14 +63,18 @@ class Totals(msgspec.Struct, frozen=True):
     auxiliary_nodes: int
     tags: int
     parameters: int
+    """As `parameters_from` of the file says; of a selection, those of the selected modules."""
+    stored_values: int
+    """The values of the initializers."""
     bytes: int
+    """The size of the initializers."""
     modules: int
 
 
 class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     """One module. Counts are with everything below it, unless they are called `own`.
 
-    Weights belong to the lowest module that holds all nodes which read them.
+    Initializers belong to the lowest module that holds all nodes which read them.
     """
 
     module: str
@@ -81,8 +88,12 @@ class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     nodes: int
     own_nodes: int
     parameters: int
+    """Of PyTorch, each parameter once; as `parameters_from` of the file says."""
+    stored_values: int
+    """The values of its initializers: constants count, weights that the exporter merged do not."""
     bytes: int
-    own_parameters: int
+    """The size of its initializers."""
+    own_stored_values: int
     own_bytes: int
     operators: dict[str, int]
     """How many nodes of each operator."""
@@ -93,7 +104,7 @@ class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
-    """One node, known by its first output. `parameters` are those of the initializers it is the first to read."""
+    """One node, known by its first output. `stored_values` are those of the initializers it is the first to read."""
 
     node: str
     name: str
@@ -103,7 +114,7 @@ class NodeFacts(msgspec.Struct, frozen=True, gc=False):
     module: str | None
     call: int | None
     method: str | None
-    parameters: int
+    stored_values: int
     bytes: int
     covers: tuple[str, ...] = ()
     """The modules whose operations are in the node, where they are several."""
@@ -152,6 +163,9 @@ class _Analyzer:
         self.model = model
         self.tags, self.map_source = model.effective_tags, model.in_effect.source
         self.modules = model.modules if self.map_source else {}
+        self.has_counts = bool(self.modules) and all(
+            isinstance(record.parameter_count, int) for record in self.modules.values()
+        )
         self.lineage = Lineage(self.modules)
         seen = {tag.hierarchy_path for tag in self.tags if tag is not None}
         self.selection = Selection(filter_tag, seen, self.modules)
@@ -184,7 +198,8 @@ class _Analyzer:
                 coverage=tagged / len(self.chosen) if self.chosen else 1.0,
                 auxiliary_nodes=sum(by_method[method] for method in AUXILIARY),
                 tags=len(by_tag),
-                parameters=sum(weight.elements for weight in own),
+                parameters=self.selected_parameters() if self.has_counts else sum(w.elements for w in own),
+                stored_values=sum(weight.elements for weight in own),
                 bytes=sum(weight.bytes for weight in own),
                 modules=len(modules),
             ),
@@ -206,6 +221,7 @@ class _Analyzer:
             file=self.model.path.name,
             tagged=self.map_source is not None,
             map_source=self.map_source,
+            parameters_from="export" if self.has_counts else "stored",
             sidecar_refused=self.model.in_effect.refused,
             class_=None if source is None else source.model.class_,
             strategy=None if source is None else source.export.strategy,
@@ -219,6 +235,17 @@ class _Analyzer:
                 DataFile(name, is_file(data_file(self.model.path, name))) for name in external_files(proto)
             ),
         )
+
+    def parameters(self, path: str, stored: int) -> int:
+        """PyTorch's parameters of a module, or the values stored for it in a file that does not record them."""
+        count = self.modules[path].parameter_count
+        return count if self.has_counts and isinstance(count, int) else stored
+
+    def selected_parameters(self) -> int:
+        """The parameters of the selected modules; those below another selected one are in its count."""
+        selected = {path for path in self.modules if self.selection.has_module(path, self.carried_tag(path))}
+        outermost = [path for path in selected if selected.isdisjoint(self.lineage.of(path)[:-1])]
+        return sum(self.parameters(path, 0) for path in outermost)
 
     def own_weights(self) -> list[Weight]:
         """The initializers that no node reads which is not chosen: of all nodes all of them."""
@@ -254,7 +281,7 @@ class _Analyzer:
                     module=None if tag is None else tag.hierarchy_module,
                     call=None if tag is None else tag.hierarchy_call,
                     method=None if tag is None else tag.hierarchy_method,
-                    parameters=read[index][0] if index in read else 0,
+                    stored_values=read[index][0] if index in read else 0,
                     bytes=read[index][1] if index in read else 0,
                     covers=() if tag is None else tag.hierarchy_covers,
                 )
@@ -264,8 +291,8 @@ class _Analyzer:
     def module_facts(self, details: bool) -> tuple[ModuleFacts, ...]:
         nodes = totals(self.own, self.lineage)
         operators = self.operators()
-        own_parameters, own_sizes = self.module_weights()
-        parameters, sizes = totals(own_parameters, self.lineage), totals(own_sizes, self.lineage)
+        own_values, own_sizes = self.module_weights()
+        values, sizes = totals(own_values, self.lineage), totals(own_sizes, self.lineage)
         borders = Borders(self.model.graph, self.tags, self.lineage) if details else None
         facts = []
         for path, record in sorted(self.modules.items(), key=lambda item: execution_order(*item)):
@@ -282,9 +309,10 @@ class _Analyzer:
                     execution_order=record.execution_order,
                     nodes=nodes[path],
                     own_nodes=self.own[path],
-                    parameters=parameters[path],
+                    parameters=self.parameters(path, values[path]),
+                    stored_values=values[path],
                     bytes=sizes[path],
-                    own_parameters=own_parameters[path],
+                    own_stored_values=own_values[path],
                     own_bytes=own_sizes[path],
                     operators=_ranked(operators.get(path, {})),
                     inputs=() if borders is None else tuple(borders.inputs.get(path, ())),

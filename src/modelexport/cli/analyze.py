@@ -9,7 +9,7 @@ import click
 import msgspec
 from rich.console import RenderableType
 
-from modelexport.analysis.analyze import Analysis, ModuleFacts, analyze
+from modelexport.analysis.analyze import Analysis, FileFacts, ModuleFacts, Totals, analyze
 from modelexport.cli.render import (
     check_output,
     counted,
@@ -27,7 +27,7 @@ from modelexport.cli.summary import module_tree, status_text
 from modelexport.tagged.sidecar import sidecar_path
 from modelexport.wording import plural
 
-_BAR = 10
+_BAR = 6
 _LARGEST = 8
 _MOST = 12
 
@@ -109,11 +109,20 @@ def _header(result: Analysis) -> Iterator[RenderableType]:
     else:
         yield line(plural(totals.nodes, "node"), 2)
     where = ", ".join(f"{data.name}{'' if data.present else ' (missing)'}" for data in file.data_files)
-    yield line(f"{plural(totals.parameters, 'parameter')}, {size(totals.bytes)}{f' in {where}' if where else ''}", 2)
+    yield line(f"{_weights(file, totals)}{f' in {where}' if where else ''}", 2)
+    if file.tagged and file.parameters_from == "stored":
+        yield line("PyTorch's parameters are not recorded in this file: what is stored is counted", 2)
     if result.by_operator:
         yield line(f"operators {counted(result.by_operator, _MOST)}", 2)
     if result.by_depth:
         yield line(f"depth     {', '.join(f'{depth}: {count:,}' for depth, count in result.by_depth.items())}", 2)
+
+
+def _weights(file: FileFacts, counts: Totals | ModuleFacts) -> str:
+    """How many parameters there are, and how much is stored for them."""
+    if file.parameters_from == "stored":
+        return f"{plural(counts.stored_values, 'stored value')}, {size(counts.bytes)}"
+    return f"{plural(counts.parameters, 'parameter')}, {size(counts.bytes)} stored"
 
 
 def _nothing(result: Analysis) -> Iterator[RenderableType]:
@@ -131,11 +140,13 @@ def _tree(result: Analysis) -> Iterator[RenderableType]:
     if not any(module.tag for module in result.modules):
         return
     yield ""
+    recorded = result.file.parameters_from != "stored"
     yield from module_tree(
         facts,
         nodes=lambda path: f"{facts[path].nodes:,}",
         share=lambda path: _bar(facts[path].nodes, result.totals.nodes),
-        parameters=lambda path: f"{facts[path].parameters:,}" if facts[path].parameters else "",
+        parameters=lambda path: f"{facts[path].parameters:,}" if recorded and facts[path].parameters else "",
+        stored=lambda path: size(facts[path].bytes) if facts[path].bytes else "",
         status=lambda path: "" if facts[path].status == "nodes" else facts[path].status,
     )
 
@@ -146,14 +157,14 @@ def _bar(part: int, whole: int) -> str:
 
 
 def _largest(result: Analysis) -> Iterator[RenderableType]:
-    """The modules, shown or hidden, with the most weights of their own."""
+    """The modules, shown or hidden, for which most is stored, without the modules below them."""
     heavy = sorted((m for m in result.modules if m.own_bytes), key=lambda m: (-m.own_bytes, m.module))[:_LARGEST]
     if not heavy:
         return
     yield ""
-    titles = {"largest modules": False, "class": False, "parameters": True, "size": True}
+    titles = {"largest modules": False, "class": False, "stored values": True, "stored": True}
     yield plain_table(
-        titles, [(m.module or "(root)", _class_name(m), f"{m.own_parameters:,}", size(m.own_bytes)) for m in heavy]
+        titles, [(m.module or "(root)", _class_name(m), f"{m.own_stored_values:,}", size(m.own_bytes)) for m in heavy]
     )
 
 
@@ -180,8 +191,8 @@ def _details(result: Analysis) -> Iterator[RenderableType]:
         if module.nodes:
             own = "" if module.own_nodes == module.nodes else f", {module.own_nodes:,} its own"
             yield line(f"nodes     {module.nodes:,}{own}: {counted(module.operators)}", 2)
-        if module.parameters:
-            yield line(f"weights   {plural(module.parameters, 'parameter')}, {size(module.bytes)}", 2)
+        if module.parameters or module.bytes:
+            yield line(f"weights   {_weights(result.file, module)}", 2)
         for word, names in (("reads    ", module.inputs), ("gives    ", module.outputs)):
             if names:
                 yield line(f"{word} {listed(names, _MOST)}", 2)
@@ -192,7 +203,7 @@ def _details(result: Analysis) -> Iterator[RenderableType]:
 
 _COLUMNS = (
     "kind", "tag", "module", "class", "status", "depth", "calls", "call", "method", "node", "name", "op_type", "domain",
-    "nodes", "own_nodes", "parameters", "bytes",
+    "nodes", "own_nodes", "parameters", "stored_values", "bytes",
 )  # fmt: skip
 
 

@@ -65,7 +65,11 @@ def written(files: GraphmlFiles) -> Iterator[RenderableType]:
 @click.command("import-onnx", short_help="The model back out of a GraphML.")
 @click.argument("graphml", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--validate", is_flag=True, help="Check the result: ONNX's checker, topology, ONNX Runtime.")
+@click.option(
+    "--validate",
+    is_flag=True,
+    help="Check it: ONNX checker, topology, ONNX Runtime (load, run on zeros).",
+)
 @click.pass_context
 def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: bool) -> None:
     """Write the model that GRAPHML holds to OUT (a .onnx file): equal to the original, field for field.

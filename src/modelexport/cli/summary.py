@@ -16,7 +16,7 @@ MOST_LINES = 60
 """A tree on a screen has no more lines than this."""
 _MOST_INPUTS = 8
 _MOST_NOTES = 5
-_NUMBERS = {"nodes", "parameters", "size"}
+_NUMBERS = {"nodes", "parameters", "stored"}
 
 
 def show_summary(report: ExportReport, verbose: bool = False) -> None:

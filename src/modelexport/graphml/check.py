@@ -26,16 +26,21 @@ _LONGEST_RUN = 60.0
 
 
 class ImportCheck(msgspec.Struct, frozen=True):
-    """What was found; `runtime` is None where ONNX Runtime is not installed."""
+    """What was found.
+
+    `runtime` says what ONNX Runtime did, None where it is not installed; `loads` whether it loaded the model, `runs`
+    whether it then ran it on zeros as well.
+    """
 
     checker: str | None
     same_topology: bool
     runtime: str | None
+    loads: bool
     runs: bool
 
     @property
     def passed(self) -> bool:
-        return self.checker is None and self.same_topology and (self.runs or self.runtime is None)
+        return self.checker is None and self.same_topology and (self.loads or self.runtime is None)
 
 
 def check_import(imported: Imported) -> ImportCheck:
@@ -43,24 +48,24 @@ def check_import(imported: Imported) -> ImportCheck:
     with mapped(imported.onnx) as data:
         same = structure_digest(flatten(parse(data, imported.onnx))) == imported.topology
     if importlib.util.find_spec("onnxruntime") is None:
-        return ImportCheck(complaint(imported.onnx), same, None, runs=False)
-    runs, told = _run(imported.onnx)
-    return ImportCheck(complaint(imported.onnx), same, told, runs)
+        return ImportCheck(complaint(imported.onnx), same, None, loads=False, runs=False)
+    loads, runs, told = _run(imported.onnx)
+    return ImportCheck(complaint(imported.onnx), same, told, loads, runs)
 
 
-def _run(path: Path) -> tuple[bool, str]:
-    """Whether ONNX Runtime takes the model, and what it said: one run on zeros, if the inputs are plain tensors."""
+def _run(path: Path) -> tuple[bool, bool, str]:
+    """Load the model in ONNX Runtime and run it on zeros, if its inputs are plain tensors; say which of it was done."""
     runtime = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 4
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a kind for each of its states
-        return False, f"refuses the model: {first_line(error)}"
+        return False, False, f"refuses the model: {first_line(error)}"
     try:
         feeds = {value.name: _zeros(value) for value in session.get_inputs()}
         if any(value is None for value in feeds.values()):
-            return True, "loads the model; inputs that are no plain tensors, or huge, were not made up for a run"
+            return True, False, "loaded the model, did not run it: inputs that are no plain tensors, or huge"
         limited = runtime.RunOptions()
         timer = threading.Timer(_LONGEST_RUN, setattr, (limited, "terminate", True))
         timer.start()
@@ -69,8 +74,8 @@ def _run(path: Path) -> tuple[bool, str]:
         finally:
             timer.cancel()
     except Exception as error:
-        return True, f"loads the model; it does not take zeros as inputs: {first_line(error)}"
-    return True, "runs the model"
+        return True, False, f"loaded the model, could not run it on zeros: {first_line(error)}"
+    return True, True, "loaded the model and ran it on zeros"
 
 
 def _zeros(value: Any) -> np.ndarray | None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.jit._trace import TopLevelTracedModule
 
 from modelexport.hierarchy.calls import Call, CallLog
-from modelexport.hierarchy.tree import Module, ModuleTree, join
+from modelexport.hierarchy.tree import Module, ModuleTree, join, parameter_counts
 
 
 class Tap(Protocol):
@@ -73,7 +73,13 @@ def scan(model: nn.Module) -> ModuleTree:
         above = above | {id(module)}
         children = [(join(path, name), child, above) for name, child in module._modules.items() if child is not None]
         stack.extend(reversed(children))
-    modules = {path: _describe(path, module, aliases[path]) for path, module in found.items()}
+    below = {
+        path: [path_of[id(child)] for child in module._modules.values() if child is not None]
+        for path, module in found.items()
+    }
+    held = {path: {id(p): p.numel() for _, p in _direct(module._parameters)} for path, module in found.items()}
+    counts = parameter_counts(below, held)
+    modules = {path: _describe(path, module, aliases[path], counts[path]) for path, module in found.items()}
     return ModuleTree(modules, shapes)
 
 
@@ -81,7 +87,7 @@ def _direct(tensors: Mapping[str, torch.Tensor | None]) -> list[tuple[str, torch
     return [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
 
 
-def _describe(path: str, module: nn.Module, aliases: list[str]) -> Module:
+def _describe(path: str, module: nn.Module, aliases: list[str], parameter_count: int) -> Module:
     cls = type(module)
     return Module(
         path=path,
@@ -91,6 +97,7 @@ def _describe(path: str, module: nn.Module, aliases: list[str]) -> Module:
         direct_buffers=tuple(name for name, _ in _direct(module._buffers)),
         forward_args=forward_args(module),
         aliases=tuple(sorted(aliases)),
+        parameter_count=parameter_count,
         opaque=isinstance(module, torch.jit.ScriptModule) and not isinstance(module, TopLevelTracedModule),
     )
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import torch
 from torch.export import ExportedProgram
 
-from modelexport.hierarchy.tree import Module, ModuleTree, join
+from modelexport.hierarchy.tree import Module, ModuleTree, join, parameter_counts
 
 _UNKNOWN = "torch.nn.Module"
 """A container is never called, so a program does not say what it was; like torch's own containers it is not shown."""
@@ -22,10 +23,13 @@ def scan_program(program: ExportedProgram) -> ModuleTree:
             classes[path] = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"
     parameters = set(program.graph_signature.parameters)
     held: dict[str, dict[str, tuple[int, ...]]] = {}
+    sizes: dict[str, dict[int, int]] = {}
     for name, tensor in (*program.state_dict.items(), *program.constants.items()):
         if isinstance(tensor, torch.Tensor):
             path, _, own = name.rpartition(".")
             held.setdefault(path, {})[own] = tuple(tensor.shape)
+            if name in parameters:
+                sizes.setdefault(path, {})[id(tensor)] = tensor.numel()
     children = _children([*classes, *held])
     modules: dict[str, Module] = {}
     stack_of_paths = [""]
@@ -41,6 +45,9 @@ def scan_program(program: ExportedProgram) -> ModuleTree:
             forward_args=tuple(_arguments(program)) if not path else (),
         )
         stack_of_paths.extend(join(path, name) for name in reversed(children.get(path, {})))
+    below = {path: [join(path, name) for name in children.get(path, {})] for path in modules}
+    counts = parameter_counts(below, {path: sizes.get(path, {}) for path in modules})
+    modules = {path: msgspec.structs.replace(m, parameter_count=counts[path]) for path, m in modules.items()}
     shapes = {join(path, name): shape for path, tensors in held.items() for name, shape in tensors.items()}
     return ModuleTree(modules, shapes)
 

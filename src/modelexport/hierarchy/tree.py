@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -17,6 +18,8 @@ class Module(msgspec.Struct, frozen=True):
     direct_buffers: tuple[str, ...]
     forward_args: tuple[str, ...]
     aliases: tuple[str, ...] = ()
+    parameter_count: int = 0
+    """The elements of its parameters and of those below it, each parameter object once."""
     opaque: bool = False
     """Compiled by torch.jit: it takes no hooks, so its calls cannot be seen."""
 
@@ -97,6 +100,35 @@ class ModuleTree:
                 local = path[len(parent) + 1 :] if parent else path
                 names[parent].extend(f"{local}.{name}" for name in names[path])
         return {path: tuple(sorted(found)) for path, found in names.items()}
+
+
+def parameter_counts(children: Mapping[str, Sequence[str]], held: Mapping[str, Mapping[int, int]]) -> dict[str, int]:
+    """Count the elements of the parameters in each module and below it, each parameter object once.
+
+    `children` are the modules right below each, parents first, one object under one path; `held` are the sizes of
+    the parameters that each holds itself, by the identity of the object.
+    """
+    uses = Counter(["", *(child for found in children.values() for child in found)])
+    slots = [identity for sizes in held.values() for identity in sizes]
+    if max(uses.values()) > 1 or len(slots) > len(set(slots)):
+        return {path: _counted_once(path, children, held) for path in children}
+    counts = {path: sum(held[path].values()) for path in children}
+    for path in reversed(list(children)):
+        counts[path] += sum(counts[child] for child in children[path])
+    return counts
+
+
+def _counted_once(path: str, children: Mapping[str, Sequence[str]], held: Mapping[str, Mapping[int, int]]) -> int:
+    """Count below one module where modules or parameters are shared."""
+    found: dict[int, int] = {}
+    seen, pending = {path}, [path]
+    while pending:
+        at = pending.pop()
+        found.update(held[at])
+        new = [child for child in dict.fromkeys(children[at]) if child not in seen]
+        seen.update(new)
+        pending += new
+    return sum(found.values())
 
 
 def join(path: str, name: str) -> str:

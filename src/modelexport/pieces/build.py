@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -66,6 +66,7 @@ def build(
     end = cut.end(source.main)
     source.types.of((*cut.inputs, *cut.outputs), end)  # in one go
     fixed = source.types.fixed_values(cut.inputs, end)
+    annotations = list(cut.annotations())
     cut = cut._replace(inputs=tuple(border for border in cut.inputs if border.name not in fixed))
     renamed = clashes(cut) if renamed is None else renamed
     proto = _frame(source.proto)
@@ -79,7 +80,8 @@ def build(
     _add_borders(graph, cut, renamed, source)
     weights = _add_weights(graph, cut, renamed)
     graph.initializer.extend(from_array(value, name) for name, value in fixed.items())
-    _add_tensor_facts(graph, cut, renamed)
+    _add_declared_types(graph, cut, renamed)
+    _add_annotations(graph, annotations, renamed)
     _add_functions(proto, source.proto)
     flat = flatten(proto)
     tags = _tag(flat, tags)
@@ -155,6 +157,8 @@ def _rename(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
             _rename(inner, renamed)
         for value in body.output:
             value.name = renamed.get(value.name, value.name)
+        for note in body.quantization_annotation:
+            _rename_annotation(note, renamed)
 
 
 def _renamed_in(level: Level | None, renamed: Renamed) -> dict[str, str]:
@@ -193,10 +197,9 @@ def _add_weights(graph: onnx.GraphProto, cut: Cut, renamed: Renamed) -> tuple[in
     return tuple(places)
 
 
-def _add_tensor_facts(graph: onnx.GraphProto, cut: Cut, renamed: Renamed) -> None:
-    """What the source says of tensors inside the piece: their types, and notes on their quantization."""
+def _add_declared_types(graph: onnx.GraphProto, cut: Cut, renamed: Renamed) -> None:
+    """What the source says of the types of tensors inside the piece."""
     ends = {value.name for values in (graph.input, graph.output) for value in values}
-    weights = {_name(border, renamed) for border in cut.weights}
     for part in cut.parts:
         nodes = part.level.nodes
         places = sorted((*part.members, *part.pulled))
@@ -207,9 +210,26 @@ def _add_tensor_facts(graph: onnx.GraphProto, cut: Cut, renamed: Renamed) -> Non
             if value is not None and name not in ends:
                 graph.value_info.add().CopyFrom(value)
                 graph.value_info[-1].name = name
-        for note in part.level.graph.quantization_annotation:
-            if note.tensor_name in made or note.tensor_name in weights or note.tensor_name in ends:
-                graph.quantization_annotation.add().CopyFrom(note)
+
+
+def _add_annotations(
+    graph: onnx.GraphProto, annotations: Sequence[tuple[Level, onnx.TensorAnnotation]], renamed: Renamed
+) -> None:
+    """Copy notes on quantization with the names that tensors have in the piece; drop those of absent ones."""
+    present = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
+    present.update(name for node in graph.node for name in node.output)
+    for level, note in annotations:
+        copy = onnx.TensorAnnotation()
+        copy.CopyFrom(note)
+        _rename_annotation(copy, _renamed_in(level, renamed))
+        if all(entry.value in present for entry in copy.quant_parameter_tensor_names):
+            graph.quantization_annotation.append(copy)
+
+
+def _rename_annotation(note: onnx.TensorAnnotation, renamed: Mapping[str, str]) -> None:
+    note.tensor_name = renamed.get(note.tensor_name, note.tensor_name)
+    for entry in note.quant_parameter_tensor_names:
+        entry.value = renamed.get(entry.value, entry.value)
 
 
 def _add_functions(proto: onnx.ModelProto, source: onnx.ModelProto) -> None:
@@ -279,11 +299,14 @@ def _modules(
     without = {path for path, record in modules.items() if not record.nodes and is_within(path, target)}
     around = {above for path in without for above in lineage.of(path)}
     present = set(flat.tensors())
+    counted = modules[target].parameter_count if target in modules else msgspec.UNSET
     return {
         path: msgspec.structs.replace(
             record,
             nodes=counts[path],
             children=tuple(c for c in record.children if (p := join(path, c)) in counts or p in around),
+            # the modules around the target hold nothing but the target here
+            parameter_count=counted if is_within(target, path) else record.parameter_count,
             results=tuple(tuple(n if n in present else None for n in call) for call in record.results),
         )
         for path, record in modules.items()

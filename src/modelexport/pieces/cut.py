@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+import onnx
 
 from modelexport.pieces.levels import Flow, Level
 
@@ -42,6 +44,29 @@ class Cut(NamedTuple):
             for part in self.parts
             for place in part.members
         )
+
+    def annotations(self) -> Iterator[tuple[Level, onnx.TensorAnnotation]]:
+        """The notes on the quantization of tensors that are in the piece, each with the level that has it."""
+        present: dict[int, tuple[Level, set[str]]] = {}
+        for part in self.parts:
+            names = present.setdefault(id(part.level), (part.level, set()))[1]
+            names.update(name for place in (*part.members, *part.pulled) for name in part.level.nodes[place].output)
+        for border in (*self.inputs, *self.weights):
+            present.setdefault(id(border.level), (border.level, set()))[1].add(border.name)
+        for level, names in present.values():
+            yield from ((level, note) for note in level.graph.quantization_annotation if note.tensor_name in names)
+
+    def with_annotated_weights(self) -> Cut:
+        """The piece with the scales and zero points that notes on its tensors name, though no node reads them."""
+        added = dict.fromkeys(self.weights)
+        for level, note in self.annotations():
+            for entry in note.quant_parameter_tensor_names:
+                holder: Level | None = level
+                while holder is not None and entry.value not in holder.weights:
+                    holder = holder.outer
+                if holder is not None:
+                    added[Border(holder, entry.value)] = None
+        return self._replace(weights=tuple(added))
 
     def end(self, main: Level) -> int:
         """One past the last node of the main graph that has to do with it."""
@@ -93,7 +118,8 @@ def cut(members: Members, results: Collection[str] = (), leaving: Sequence[str] 
         outputs += [
             Border(level, name) for name in (leaving_of(level, places, results) if leaving is None else leaving)
         ]
-    return Cut(gathered.parts(), tuple(in_graph_order(gathered.inputs)), tuple(outputs), tuple(gathered.weights))
+    inputs = tuple(in_graph_order(gathered.inputs))
+    return Cut(gathered.parts(), inputs, tuple(outputs), tuple(gathered.weights)).with_annotated_weights()
 
 
 def in_graph_order(borders: Iterable[Border]) -> list[Border]:

@@ -139,6 +139,7 @@ def _module_records(
             nodes=counts[path],
             results=results.get(path, ()),
             called_in=called_in.get(path, ()),
+            parameter_count=module.parameter_count,
         )
         for path, module in facts.tree.modules.items()
     }

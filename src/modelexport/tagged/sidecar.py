@@ -127,6 +127,8 @@ class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "cla
     """For each call the tensors and numbers it returned, by their names in the file; null for what is not there."""
     called_in: tuple[int, ...] = ()
     """For each call the call of the module above it that it was part of, -1 for none; empty if that ran only once."""
+    parameter_count: int | msgspec.UnsetType = msgspec.UNSET
+    """The elements of its parameters in PyTorch and of those below it, each parameter object once."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, gc=False):
