@@ -45,6 +45,7 @@ from modelexport.errors import (
     FallbackWarning,
     GraphmlWarning,
     ModelExportError,
+    a_kind,
     first_line,
 )
 from modelexport.graph import flatten
@@ -266,7 +267,7 @@ def _for_programs(attempts: list[tuple[Strategy, str]], dynamic_shapes: Any) -> 
 def _check_model(model: object) -> nn.Module | ExportedProgram:
     if not isinstance(model, nn.Module | ExportedProgram):
         raise ArgumentTypeError(
-            f"the model is a {type(model).__name__}, not a torch.nn.Module",
+            f"the model is {a_kind(model)}, not a torch.nn.Module",
             hint="pass the model object itself; a class needs to be called, a path needs to be loaded first",
         )
     if isinstance(model, nn.Module) and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
@@ -286,7 +287,7 @@ def _check_opset(opset_version: object, exporter: str) -> None:
     if opset_version is None:
         return
     if isinstance(opset_version, bool) or not isinstance(opset_version, int):
-        raise ArgumentTypeError(f"opset_version is a {type(opset_version).__name__}", hint="pass a whole number")
+        raise ArgumentTypeError(f"opset_version is {a_kind(opset_version)}", hint="pass a whole number")
     low, high = _OPSETS[exporter]
     if not low <= opset_version <= high:
         raise ArgumentError(

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from modelexport.baseline.failure import does_not_run
-from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.errors import ArgumentError, ArgumentTypeError, a_kind
 from modelexport.hierarchy.capture import forward_args
 
 EXPORT_LOCK = threading.RLock()
@@ -65,11 +65,11 @@ def read_inputs(example_inputs: object) -> ModelInputs:
     elif isinstance(example_inputs, tuple | list):
         inputs = ModelInputs(tuple(example_inputs), {})
     else:
-        raise ArgumentTypeError(f"example_inputs is a {type(example_inputs).__name__}", hint=hint)
+        raise ArgumentTypeError(f"example_inputs is {a_kind(example_inputs)}", hint=hint)
     for name, value in (*enumerate(inputs.args), *inputs.kwargs.items()):
         if not _is_input(value):
             raise ArgumentTypeError(
-                f"example input {name!r} is a {type(value).__name__}",
+                f"example input {name!r} is {a_kind(value)}",
                 hint="inputs are tensors, or plain constants that stay fixed; convert arrays with torch.as_tensor",
             )
     return inputs

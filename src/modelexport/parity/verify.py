@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from modelexport.analysis.selection import Selection
 from modelexport.baseline.calling import ModelInputs, as_called, in_signature_order, read_inputs
 from modelexport.collector import collector_paused
-from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.errors import ArgumentError, ArgumentTypeError, a_kind
 from modelexport.parity.eager import run_eagerly
 from modelexport.parity.feeds import feeds_for
 from modelexport.parity.measure import Array, Difference, Tolerance, checked_tolerance, difference, kind
@@ -72,7 +72,7 @@ def _check(model: object, example_inputs: Any) -> tuple[nn.Module, ModelInputs]:
         return model.module(), given
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
-            f"the model is a {type(model).__name__}, not a torch.nn.Module", hint="pass the model that was exported"
+            f"the model is {a_kind(model)}, not a torch.nn.Module", hint="pass the model that was exported"
         )
     return model, as_called(model, read_inputs(example_inputs))
 
