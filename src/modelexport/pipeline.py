@@ -13,7 +13,6 @@ import msgspec
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.nn.parameter import is_lazy
 
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.strategies import (
@@ -31,6 +30,7 @@ from modelexport.baseline.calling import (
     ModelInputs,
     as_called,
     check_runs,
+    check_weights,
     exceeds_one_file,
     read_inputs,
 )
@@ -270,8 +270,7 @@ def _check_model(model: object) -> nn.Module | ExportedProgram:
             f"the model is {a_kind(model)}, not a torch.nn.Module",
             hint="pass the model object itself; a class needs to be called, a path needs to be loaded first",
         )
-    if isinstance(model, nn.Module) and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-        raise ArgumentError("the model has lazy modules without weights", hint="run it once on its inputs first")
+    check_weights(model)
     return model
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import modelexport
 from architectures import ARCHITECTURES
-from modelexport.baseline.calling import ModelInputs, OutputShape, as_called, preserved, quiet, read_inputs
+from modelexport.baseline.calling import ModelInputs, OutputShape, as_called, check_runs, preserved, quiet, read_inputs
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError
 from proof import hooks_of
 from zoo import ZOO
@@ -256,6 +256,19 @@ def test_silent_blocks_in_two_threads_leave_the_screen_as_it_was() -> None:
     sys.stdout, sys.stderr = before
     assert after == before
     assert not any(stream.closed for stream in before)
+
+
+@pytest.mark.regression
+def test_a_model_on_the_meta_device_is_said_to_have_no_weights(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, device="meta"))
+    for inputs in (torch.ones(1, 4), torch.ones(1, 4, device="meta")):
+        with pytest.raises(ArgumentError, match=r"has no weights: 1\.weight is on the meta device"):
+            modelexport.export_model(model, inputs, tmp_path / "m.onnx")
+    with pytest.raises(ArgumentError, match="on the meta device"):
+        modelexport.verify(model, torch.ones(1, 4), tmp_path / "m.onnx")
+    with pytest.raises(ArgumentError, match="on the meta device"):
+        check_runs(model, ModelInputs((torch.ones(1, 4),), {}))
+    assert list(tmp_path.iterdir()) == []
 
 
 class Inner(nn.Module):

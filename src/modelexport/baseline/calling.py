@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 
 from modelexport.baseline.failure import does_not_run
 from modelexport.errors import ArgumentError, ArgumentTypeError, a_kind
@@ -305,8 +307,22 @@ def can_run(model: nn.Module, inputs: ModelInputs) -> bool:
     return True
 
 
+def check_weights(model: nn.Module | ExportedProgram) -> None:
+    """Raise for a model whose parameters or buffers have no values yet."""
+    tensors = dict((*model.named_parameters(), *model.named_buffers()))
+    if any(map(is_lazy, tensors.values())):
+        raise ArgumentError("the model has lazy modules without weights", hint="run it once on its inputs first")
+    meta = next((name for name, tensor in tensors.items() if tensor.is_meta), None)
+    if meta is not None:
+        raise ArgumentError(
+            f"the model has no weights: {meta} is on the meta device",
+            hint="load the weights first, as with load_state_dict(..., assign=True), or build it on a real device",
+        )
+
+
 def check_runs(model: nn.Module, inputs: ModelInputs) -> None:
     """Raise if the model itself does not run on these inputs."""
+    check_weights(model)
     try:
         run_once(model, inputs)
     except Exception as error:

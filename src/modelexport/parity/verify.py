@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from modelexport.analysis.selection import Selection
-from modelexport.baseline.calling import ModelInputs, as_called, in_signature_order, read_inputs
+from modelexport.baseline.calling import ModelInputs, as_called, check_weights, in_signature_order, read_inputs
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, ArgumentTypeError, a_kind
 from modelexport.parity.eager import run_eagerly
@@ -74,6 +74,7 @@ def _check(model: object, example_inputs: Any) -> tuple[nn.Module, ModelInputs]:
         raise ArgumentTypeError(
             f"the model is {a_kind(model)}, not a torch.nn.Module", hint="pass the model that was exported"
         )
+    check_weights(model)
     return model, as_called(model, read_inputs(example_inputs))
 
 
