@@ -115,7 +115,8 @@ def export_model(
     it came. Raises a ModelExportError with a hint when it cannot.
 
     - `model`: a module, or a program of `torch.export`, which has its inputs in it: pass None for them.
-    - `example_inputs`: a tensor, a tuple of positional inputs or a dict of keyword inputs.
+    - `example_inputs`: a tensor, a tuple of positional inputs or a dict of keyword inputs; or both kinds, as
+      `(a, {"b": b})` or `((a,), {"b": b})`.
     - `output_path`: a name that ends in `.onnx`; the sidecar and a data file get names after it.
     - `strategy`: `auto`, `fx`, `htp`, `usage_based` or a registered one; `exporter` overrides its exporter.
     - `fallback`: let `auto` go on with torchscript where dynamo fails, which a FallbackWarning says.

@@ -127,6 +127,48 @@ def test_a_dict_at_the_end_holds_keywords_if_it_can() -> None:
     assert ModelInputs((scale, fields), {}).for_torch == (scale, fields, {})
 
 
+class TakesBoth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, a: Tensor, b: Tensor | None = None, *, c: Tensor | None = None) -> Tensor:
+        y = self.fc(a) if b is None else self.fc(a) * b
+        return y if c is None else y - c
+
+
+A, B, C = torch.randn(3, 1, 4).unbind()
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize(
+    ("inputs", "count"),
+    [
+        ((A, {"b": B}), 2),
+        (((A,), {"b": B}), 2),
+        (((A, B), {"c": C}), 3),
+        ((A, B, {"c": C}), 3),
+        (((), {"a": A, "c": C}), 2),
+    ],
+)
+def test_positional_and_keyword_inputs_together(strategy: str, inputs: object, count: int, tmp_path: Path) -> None:
+    model = TakesBoth()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    assert len(report.hierarchy.export.inputs) == count
+    assert modelexport.verify(model, inputs, report.onnx_path).agrees
+
+
+class TakesATuple(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.cat(pair, 1) * scale
+
+
+def test_a_tuple_that_the_model_takes_stays_a_tuple() -> None:
+    called = as_called(TakesATuple(), ModelInputs(((A,), {"scale": C}), {}))
+    assert called == ModelInputs(((A,),), {"scale": C}, named=False)
+
+
 @pytest.mark.parametrize("name", ["mean", "x", "fc.weight"])
 def test_a_chosen_output_name_that_the_graph_has_is_refused(name: str, tmp_path: Path) -> None:
     model, inputs = ZOO["keys_like_inner_names"]()

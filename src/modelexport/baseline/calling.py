@@ -52,8 +52,8 @@ class ModelInputs:
 
 
 def read_inputs(example_inputs: object) -> ModelInputs:
-    """A tensor, a tuple of positional inputs or a dict of keyword inputs, checked."""
-    hint = "pass a tensor, a tuple of positional inputs, or a dict of keyword inputs"
+    """A tensor, a tuple of positional inputs or a dict of keyword inputs, checked; `as_called` takes a tuple apart."""
+    hint = "pass a tensor, a tuple of positional inputs, a dict of keyword inputs, or a tuple that ends in such a dict"
     if isinstance(example_inputs, torch.Tensor):
         return ModelInputs((example_inputs,), {})
     if isinstance(example_inputs, Mapping):
@@ -78,15 +78,33 @@ def read_inputs(example_inputs: object) -> ModelInputs:
 
 
 def as_called(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
-    """Positional inputs that end in a dict as torch's exporters understand them: it holds keywords, if it can."""
+    """Read positional inputs that end in a dict as torch's exporters do: it holds keywords, if it can.
+
+    The others may stand in a tuple of their own, `((a,), {"b": b})`. Where forward could take that tuple as an
+    argument as well, it does if the model runs so.
+    """
     last = inputs.args[-1] if inputs.args else None
     if not isinstance(last, dict) or not all(isinstance(name, str) for name in last):
         return inputs
+    flat = ModelInputs(inputs.args[:-1], last, named=False)
+    ways = [way for way in (flat, *_nested(flat)) if _fits(model, way)]
+    if len(ways) > 1 and not can_run(model, ways[0]):
+        return ways[1]
+    return ways[0] if ways else inputs
+
+
+def _nested(flat: ModelInputs) -> Iterator[ModelInputs]:
+    if len(flat.args) == 1 and isinstance(flat.args[0], tuple | list):
+        yield dataclasses.replace(flat, args=tuple(flat.args[0]))
+
+
+def _fits(model: nn.Module, inputs: ModelInputs) -> bool:
+    """Whether the model's forward takes inputs of this number and these names."""
     try:
-        inspect.signature(model.forward).bind(*inputs.args[:-1], **last)
+        inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs)
     except (TypeError, ValueError):
-        return inputs
-    return ModelInputs(inputs.args[:-1], last, named=False)
+        return False
+    return True
 
 
 _INLINE_LIMIT = 2**31 - 2**24

@@ -67,9 +67,11 @@ def verify(
 
 def _check(model: object, example_inputs: Any) -> tuple[nn.Module, ModelInputs]:
     if isinstance(model, ExportedProgram):
+        live = model.module()
+        if example_inputs is not None:
+            return live, as_called(live, read_inputs(example_inputs))
         args, kwargs = model.example_inputs or ((), {})
-        given = ModelInputs(tuple(args), dict(kwargs)) if example_inputs is None else read_inputs(example_inputs)
-        return model.module(), given
+        return live, ModelInputs(tuple(args), dict(kwargs))
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
             f"the model is {a_kind(model)}, not a torch.nn.Module", hint="pass the model that was exported"
