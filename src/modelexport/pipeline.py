@@ -33,6 +33,7 @@ from modelexport.baseline.calling import (
     check_weights,
     exceeds_one_file,
     read_inputs,
+    unwrapped,
 )
 from modelexport.baseline.failure import explain
 from modelexport.baseline.options import Baseline, ExportOptions
@@ -239,7 +240,7 @@ def _add_graphml(report: ExportReport, graphml: Path, parameters: str) -> Export
 
 def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:
     """The strategy to use for a model, and the reason."""
-    _check_model(model)
+    model = _check_model(model)
     if isinstance(model, torch.jit.ScriptModule):
         return HTP.name, "it is compiled by torch.jit, which only the torchscript exporter takes"
     if isinstance(model, ExportedProgram):
@@ -272,7 +273,7 @@ def _check_model(model: object) -> nn.Module | ExportedProgram:
             hint="pass the model object itself; a class needs to be called, a path needs to be loaded first",
         )
     check_weights(model)
-    return model
+    return unwrapped(model) if isinstance(model, nn.Module) else model
 
 
 def _check_names(names: Sequence[str] | None, argument: str) -> list[str] | None:

@@ -7,6 +7,7 @@ import io
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from proof import hooks_of
 from zoo import ZOO
 
 pytestmark = pytest.mark.sanity
+A, B, C = torch.randn(3, 1, 4).unbind()
 
 
 class Stateful(nn.Module):
@@ -127,6 +129,22 @@ def test_a_dict_at_the_end_holds_keywords_if_it_can() -> None:
     assert ModelInputs((scale, fields), {}).for_torch == (scale, fields, {})
 
 
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda model: nn.DataParallel(torch.compile(model))])
+def test_a_wrapped_model_is_exported_by_itself(
+    wrap: Callable[[nn.Module], nn.Module], strategy: str, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    wrapped = wrap(model)
+    report = modelexport.export_model(wrapped, A, tmp_path / "m.onnx", strategy=strategy)
+    assert list(report.hierarchy.modules) == ["", "0", "1"]
+    assert report.hierarchy.model.class_ == "torch.nn.modules.container.Sequential"
+    assert modelexport.verify(wrapped, A, report.onnx_path).agrees
+    assert modelexport.verify(model, A, report.onnx_path).agrees
+
+
 class TakesBoth(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -135,9 +153,6 @@ class TakesBoth(nn.Module):
     def forward(self, a: Tensor, b: Tensor | None = None, *, c: Tensor | None = None) -> Tensor:
         y = self.fc(a) if b is None else self.fc(a) * b
         return y if c is None else y - c
-
-
-A, B, C = torch.randn(3, 1, 4).unbind()
 
 
 @pytest.mark.regression

@@ -7,6 +7,7 @@ import inspect
 import logging
 import operator
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -105,6 +106,18 @@ def _fits(model: nn.Module, inputs: ModelInputs) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrappers of torch.compile and torch.nn.parallel, which add to its module paths."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")  # slow to import; before that nothing is compiled
+    while True:
+        if compiler is not None and isinstance(model, compiler.OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
 
 
 _INLINE_LIMIT = 2**31 - 2**24

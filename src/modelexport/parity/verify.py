@@ -11,7 +11,14 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from modelexport.analysis.selection import Selection
-from modelexport.baseline.calling import ModelInputs, as_called, check_weights, in_signature_order, read_inputs
+from modelexport.baseline.calling import (
+    ModelInputs,
+    as_called,
+    check_weights,
+    in_signature_order,
+    read_inputs,
+    unwrapped,
+)
 from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, ArgumentTypeError, a_kind
 from modelexport.parity.eager import run_eagerly
@@ -76,6 +83,7 @@ def _check(model: object, example_inputs: Any) -> tuple[nn.Module, ModelInputs]:
         raise ArgumentTypeError(
             f"the model is {a_kind(model)}, not a torch.nn.Module", hint="pass the model that was exported"
         )
+    model = unwrapped(model)
     check_weights(model)
     return model, as_called(model, read_inputs(example_inputs))
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from modelexport.baseline.calling import unwrapped
 from modelexport.baseline.failure import explain
 from modelexport.errors import SourceError, a_kind
 from modelexport.source.hub import Head, Hub, load_model
@@ -153,7 +154,7 @@ def _from_factory(spec: str, name: str, module: ModuleType) -> Source:
             f"{module.__name__!r} has no {name!r}", hint="name a callable that returns a model"
         ) from error
     if isinstance(factory, nn.Module):
-        return Source(factory, spec)
+        return Source(unwrapped(factory), spec)
     if not callable(factory):
         raise SourceError(f"{spec} is {a_kind(factory)}, not a callable", hint="name a function or a class")
     try:
@@ -169,4 +170,4 @@ def _from_factory(spec: str, name: str, module: ModuleType) -> Source:
             f"{spec} returned {a_kind(model)}",
             hint="return a torch.nn.Module, or a tuple of a module and its example inputs",
         )
-    return Source(model, spec, inputs)
+    return Source(unwrapped(model), spec, inputs)
