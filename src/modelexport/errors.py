@@ -24,6 +24,13 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def a_kind(value: object) -> str:
+    """Name the type of a value with its article, as in "an int" and "a str"."""
+    name = type(value).__name__
+    vowel = name.lower().startswith(("a", "e", "i", "o", "nd"))  # an ndarray, but a uint8
+    return f"{'an' if vowel else 'a'} {name}"
+
+
 class ModelExportError(Exception):
     """Base of every error here.
 

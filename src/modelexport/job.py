@@ -136,8 +136,8 @@ def perform(job: Job, on_step: Callable[[str], None], verbose: bool = False) -> 
             job.input_shapes,
             None if specs is None else specs.name,
         )
-        with blaming(chosen):
-            source = open_source(job.model, options, job.trust_remote_code, _SEED)
+        source = open_source(job.model, options, job.trust_remote_code, _SEED)
+        with blaming(chosen or source.inputs is not None):
             on_step("make example inputs")
             wanted = Wanted(specs, job.input_text, job.input_shapes)
             prepared = prepare(source, wanted, job.dynamic, job.dynamic_axes, _SEED)

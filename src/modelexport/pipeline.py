@@ -13,7 +13,6 @@ import msgspec
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.nn.parameter import is_lazy
 
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.strategies import (
@@ -31,8 +30,10 @@ from modelexport.baseline.calling import (
     ModelInputs,
     as_called,
     check_runs,
+    check_weights,
     exceeds_one_file,
     read_inputs,
+    unwrapped,
 )
 from modelexport.baseline.failure import explain
 from modelexport.baseline.options import Baseline, ExportOptions
@@ -45,6 +46,7 @@ from modelexport.errors import (
     FallbackWarning,
     GraphmlWarning,
     ModelExportError,
+    a_kind,
     first_line,
 )
 from modelexport.graph import flatten
@@ -114,7 +116,8 @@ def export_model(
     it came. Raises a ModelExportError with a hint when it cannot.
 
     - `model`: a module, or a program of `torch.export`, which has its inputs in it: pass None for them.
-    - `example_inputs`: a tensor, a tuple of positional inputs or a dict of keyword inputs.
+    - `example_inputs`: a tensor, a tuple of positional inputs or a dict of keyword inputs; or both kinds, as
+      `(a, {"b": b})` or `((a,), {"b": b})`.
     - `output_path`: a name that ends in `.onnx`; the sidecar and a data file get names after it.
     - `strategy`: `auto`, `fx`, `htp`, `usage_based` or a registered one; `exporter` overrides its exporter.
     - `fallback`: let `auto` go on with torchscript where dynamo fails, which a FallbackWarning says.
@@ -237,7 +240,7 @@ def _add_graphml(report: ExportReport, graphml: Path, parameters: str) -> Export
 
 def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:
     """The strategy to use for a model, and the reason."""
-    _check_model(model)
+    model = _check_model(model)
     if isinstance(model, torch.jit.ScriptModule):
         return HTP.name, "it is compiled by torch.jit, which only the torchscript exporter takes"
     if isinstance(model, ExportedProgram):
@@ -266,12 +269,11 @@ def _for_programs(attempts: list[tuple[Strategy, str]], dynamic_shapes: Any) -> 
 def _check_model(model: object) -> nn.Module | ExportedProgram:
     if not isinstance(model, nn.Module | ExportedProgram):
         raise ArgumentTypeError(
-            f"the model is a {type(model).__name__}, not a torch.nn.Module",
+            f"the model is {a_kind(model)}, not a torch.nn.Module",
             hint="pass the model object itself; a class needs to be called, a path needs to be loaded first",
         )
-    if isinstance(model, nn.Module) and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-        raise ArgumentError("the model has lazy modules without weights", hint="run it once on its inputs first")
-    return model
+    check_weights(model)
+    return unwrapped(model) if isinstance(model, nn.Module) else model
 
 
 def _check_names(names: Sequence[str] | None, argument: str) -> list[str] | None:
@@ -286,7 +288,7 @@ def _check_opset(opset_version: object, exporter: str) -> None:
     if opset_version is None:
         return
     if isinstance(opset_version, bool) or not isinstance(opset_version, int):
-        raise ArgumentTypeError(f"opset_version is a {type(opset_version).__name__}", hint="pass a whole number")
+        raise ArgumentTypeError(f"opset_version is {a_kind(opset_version)}", hint="pass a whole number")
     low, high = _OPSETS[exporter]
     if not low <= opset_version <= high:
         raise ArgumentError(

@@ -7,6 +7,7 @@ import io
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 
 import modelexport
 from architectures import ARCHITECTURES
-from modelexport.baseline.calling import ModelInputs, OutputShape, as_called, preserved, quiet, read_inputs
+from modelexport.baseline.calling import ModelInputs, OutputShape, as_called, check_runs, preserved, quiet, read_inputs
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError
 from proof import hooks_of
 from zoo import ZOO
 
 pytestmark = pytest.mark.sanity
+A, B, C = torch.randn(3, 1, 4).unbind()
 
 
 class Stateful(nn.Module):
@@ -125,6 +127,61 @@ def test_a_dict_at_the_end_holds_keywords_if_it_can() -> None:
     assert keywords == ModelInputs((), {"scale": scale, "fields": fields}, named=False)
     assert keywords.names is None
     assert ModelInputs((scale, fields), {}).for_torch == (scale, fields, {})
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda model: nn.DataParallel(torch.compile(model))])
+def test_a_wrapped_model_is_exported_by_itself(
+    wrap: Callable[[nn.Module], nn.Module], strategy: str, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    wrapped = wrap(model)
+    report = modelexport.export_model(wrapped, A, tmp_path / "m.onnx", strategy=strategy)
+    assert list(report.hierarchy.modules) == ["", "0", "1"]
+    assert report.hierarchy.model.class_ == "torch.nn.modules.container.Sequential"
+    assert modelexport.verify(wrapped, A, report.onnx_path).agrees
+    assert modelexport.verify(model, A, report.onnx_path).agrees
+
+
+class TakesBoth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, a: Tensor, b: Tensor | None = None, *, c: Tensor | None = None) -> Tensor:
+        y = self.fc(a) if b is None else self.fc(a) * b
+        return y if c is None else y - c
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize(
+    ("inputs", "count"),
+    [
+        ((A, {"b": B}), 2),
+        (((A,), {"b": B}), 2),
+        (((A, B), {"c": C}), 3),
+        ((A, B, {"c": C}), 3),
+        (((), {"a": A, "c": C}), 2),
+    ],
+)
+def test_positional_and_keyword_inputs_together(strategy: str, inputs: object, count: int, tmp_path: Path) -> None:
+    model = TakesBoth()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    assert len(report.hierarchy.export.inputs) == count
+    assert modelexport.verify(model, inputs, report.onnx_path).agrees
+
+
+class TakesATuple(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.cat(pair, 1) * scale
+
+
+def test_a_tuple_that_the_model_takes_stays_a_tuple() -> None:
+    called = as_called(TakesATuple(), ModelInputs(((A,), {"scale": C}), {}))
+    assert called == ModelInputs(((A,),), {"scale": C}, named=False)
 
 
 @pytest.mark.parametrize("name", ["mean", "x", "fc.weight"])
@@ -256,6 +313,19 @@ def test_silent_blocks_in_two_threads_leave_the_screen_as_it_was() -> None:
     sys.stdout, sys.stderr = before
     assert after == before
     assert not any(stream.closed for stream in before)
+
+
+@pytest.mark.regression
+def test_a_model_on_the_meta_device_is_said_to_have_no_weights(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, device="meta"))
+    for inputs in (torch.ones(1, 4), torch.ones(1, 4, device="meta")):
+        with pytest.raises(ArgumentError, match=r"has no weights: 1\.weight is on the meta device"):
+            modelexport.export_model(model, inputs, tmp_path / "m.onnx")
+    with pytest.raises(ArgumentError, match="on the meta device"):
+        modelexport.verify(model, torch.ones(1, 4), tmp_path / "m.onnx")
+    with pytest.raises(ArgumentError, match="on the meta device"):
+        check_runs(model, ModelInputs((torch.ones(1, 4),), {}))
+    assert list(tmp_path.iterdir()) == []
 
 
 class Inner(nn.Module):

@@ -162,7 +162,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_jobs_given_as_what_they_are_not() -> None:
     wrong: Any = [3]
-    with pytest.raises(ModelExportError, match="job 1 is a int"):
+    with pytest.raises(ModelExportError, match="job 1 is an int"):
         given_jobs(wrong)
 
 

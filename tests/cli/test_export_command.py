@@ -182,6 +182,9 @@ def branching():
             return x * 2 if x.sum() > 0 else x
     return Branching(), torch.ones(1)
 
+def misfit():
+    return model(), (torch.ones(1, 5),)
+
 constant = 3
 """
 
@@ -209,7 +212,7 @@ def test_factories(arguments: list[str], tmp_path: Path) -> None:
     ("arguments", "code", "expected"),
     [
         (["my_factories:raises", "m.onnx"], 2, "RuntimeError: no luck"),
-        (["my_factories:wrong", "m.onnx"], 2, "returned a int"),
+        (["my_factories:wrong", "m.onnx"], 2, "returned an int"),
         (["my_factories:constant", "m.onnx"], 2, "not a callable"),
         (["my_factories:absent", "m.onnx"], 2, "has no 'absent'"),
         (["absent_module:make", "m.onnx"], 2, "cannot import 'absent_module'"),
@@ -231,7 +234,7 @@ def test_factories(arguments: list[str], tmp_path: Path) -> None:
         (["my_factories.py", "m.onnx"], 2, "is a file"),
         ([".", "m.onnx"], 2, "no config.json"),
         (["no/such-model", "m.onnx"], 2, "cannot load 'no/such-model'"),
-        (["my_factories:broken", "m.onnx"], 3, "my_factories.py:23: raise ValueError"),
+        (["my_factories:broken", "m.onnx"], 2, "my_factories.py:23: raise ValueError"),
         (["my_factories:branching", "m.onnx", "--no-fallback"], 3, "dynamo: "),
         (["my_factories:unsupported", "m.onnx"], 3, "operator aten.histc.default"),
         (["my_factories:unsupported", "m.onnx"], 3, "my_factories.py:29: return torch.histc(x, bins=4)"),
@@ -246,6 +249,27 @@ def test_what_a_user_sees_who_gets_it_wrong(arguments: list[str], code: int, exp
     assert "graph(" not in result.output
     assert result.stdout == ""
     assert {path.name for path in tmp_path.iterdir()} <= {"my_factories.py", "__pycache__"}
+
+
+@pytest.mark.regression
+@pytest.mark.usefixtures("factories")
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["my_factories:pair", "--input-shape", "1000000,1000000"], "shape 1000000,1000000 and dtype"),
+        (["my_factories:model", "--input-shape", "1000000,1000000"], "shape 1000000,1000000 and dtype"),
+        (["my_factories:misfit"], "shapes cannot be multiplied"),
+        (["my_factories.py:"], "the name of a factory is missing after the colon"),
+        (["my_factories:"], "the name of a factory is missing after the colon"),
+        (["my_factories:wrong"], "returned an int"),
+    ],
+)
+def test_bad_input_ends_in_one_line(arguments: list[str], expected: str) -> None:
+    result = run("export", arguments[0], "m.onnx", *arguments[1:])
+    (line,) = (line for line in result.stderr.splitlines() if not line.endswith(" ..."))
+    assert result.exit_code == 2, result.output
+    assert line.startswith("Error: ")
+    assert expected in line
 
 
 @pytest.mark.regression

@@ -233,7 +233,7 @@ def test_a_program_of_another_version(tmp_path: Path) -> None:
         ("missing.py:make", "there is no file missing.py"),
         ("broken.py:make", "importing broken.py failed: ZeroDivisionError"),
         ("good.py:absent", "has no 'absent'"),
-        ("good.py:number", "is a int, not a callable"),
+        ("good.py:number", "is an int, not a callable"),
         ("good.py:text", "returned a str"),
         ("good.py:fails", "raised RuntimeError: out of luck"),
         ("good.py:leaves", "raised SystemExit: 0"),

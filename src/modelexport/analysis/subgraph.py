@@ -10,7 +10,7 @@ import msgspec
 import onnx
 
 from modelexport.analysis.selection import Selection, tag_within
-from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError
+from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, a_kind
 from modelexport.graph import Graph
 from modelexport.hierarchy.tree import is_within
 from modelexport.tagged import codec
@@ -73,7 +73,7 @@ def _sidecar(metadata: Sidecar | Mapping[str, Any] | StrPath | None) -> Sidecar 
 def _members(tags: Sequence[codec.NodeTag | None], target: str, modules: Mapping[str, ModuleRecord]) -> set[int]:
     """The nodes of a module and of those below it."""
     if not isinstance(target, str):
-        raise ArgumentTypeError(f"the module is a {type(target).__name__}", hint="pass a tag or a module path")
+        raise ArgumentTypeError(f"the module is {a_kind(target)}", hint="pass a tag or a module path")
     whole = target.rstrip("/")
     is_tag = target.startswith("/")
     members = {

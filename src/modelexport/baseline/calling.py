@@ -7,6 +7,7 @@ import inspect
 import logging
 import operator
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -16,9 +17,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 
 from modelexport.baseline.failure import does_not_run
-from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.errors import ArgumentError, ArgumentTypeError, a_kind
 from modelexport.hierarchy.capture import forward_args
 
 EXPORT_LOCK = threading.RLock()
@@ -50,8 +53,8 @@ class ModelInputs:
 
 
 def read_inputs(example_inputs: object) -> ModelInputs:
-    """A tensor, a tuple of positional inputs or a dict of keyword inputs, checked."""
-    hint = "pass a tensor, a tuple of positional inputs, or a dict of keyword inputs"
+    """A tensor, a tuple of positional inputs or a dict of keyword inputs, checked; `as_called` takes a tuple apart."""
+    hint = "pass a tensor, a tuple of positional inputs, a dict of keyword inputs, or a tuple that ends in such a dict"
     if isinstance(example_inputs, torch.Tensor):
         return ModelInputs((example_inputs,), {})
     if isinstance(example_inputs, Mapping):
@@ -65,26 +68,56 @@ def read_inputs(example_inputs: object) -> ModelInputs:
     elif isinstance(example_inputs, tuple | list):
         inputs = ModelInputs(tuple(example_inputs), {})
     else:
-        raise ArgumentTypeError(f"example_inputs is a {type(example_inputs).__name__}", hint=hint)
+        raise ArgumentTypeError(f"example_inputs is {a_kind(example_inputs)}", hint=hint)
     for name, value in (*enumerate(inputs.args), *inputs.kwargs.items()):
         if not _is_input(value):
             raise ArgumentTypeError(
-                f"example input {name!r} is a {type(value).__name__}",
+                f"example input {name!r} is {a_kind(value)}",
                 hint="inputs are tensors, or plain constants that stay fixed; convert arrays with torch.as_tensor",
             )
     return inputs
 
 
 def as_called(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
-    """Positional inputs that end in a dict as torch's exporters understand them: it holds keywords, if it can."""
+    """Read positional inputs that end in a dict as torch's exporters do: it holds keywords, if it can.
+
+    The others may stand in a tuple of their own, `((a,), {"b": b})`. Where forward could take that tuple as an
+    argument as well, it does if the model runs so.
+    """
     last = inputs.args[-1] if inputs.args else None
     if not isinstance(last, dict) or not all(isinstance(name, str) for name in last):
         return inputs
+    flat = ModelInputs(inputs.args[:-1], last, named=False)
+    ways = [way for way in (flat, *_nested(flat)) if _fits(model, way)]
+    if len(ways) > 1 and not can_run(model, ways[0]):
+        return ways[1]
+    return ways[0] if ways else inputs
+
+
+def _nested(flat: ModelInputs) -> Iterator[ModelInputs]:
+    if len(flat.args) == 1 and isinstance(flat.args[0], tuple | list):
+        yield dataclasses.replace(flat, args=tuple(flat.args[0]))
+
+
+def _fits(model: nn.Module, inputs: ModelInputs) -> bool:
+    """Whether the model's forward takes inputs of this number and these names."""
     try:
-        inspect.signature(model.forward).bind(*inputs.args[:-1], **last)
+        inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs)
     except (TypeError, ValueError):
-        return inputs
-    return ModelInputs(inputs.args[:-1], last, named=False)
+        return False
+    return True
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrappers of torch.compile and torch.nn.parallel, which add to its module paths."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")  # slow to import; before that nothing is compiled
+    while True:
+        if compiler is not None and isinstance(model, compiler.OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
 
 
 _INLINE_LIMIT = 2**31 - 2**24
@@ -305,8 +338,22 @@ def can_run(model: nn.Module, inputs: ModelInputs) -> bool:
     return True
 
 
+def check_weights(model: nn.Module | ExportedProgram) -> None:
+    """Raise for a model whose parameters or buffers have no values yet."""
+    tensors = dict((*model.named_parameters(), *model.named_buffers()))
+    if any(map(is_lazy, tensors.values())):
+        raise ArgumentError("the model has lazy modules without weights", hint="run it once on its inputs first")
+    meta = next((name for name, tensor in tensors.items() if tensor.is_meta), None)
+    if meta is not None:
+        raise ArgumentError(
+            f"the model has no weights: {meta} is on the meta device",
+            hint="load the weights first, as with load_state_dict(..., assign=True), or build it on a real device",
+        )
+
+
 def check_runs(model: nn.Module, inputs: ModelInputs) -> None:
     """Raise if the model itself does not run on these inputs."""
+    check_weights(model)
     try:
         run_once(model, inputs)
     except Exception as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError
+from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError, a_kind
 from modelexport.job import Job, check_options
 from modelexport.tagged.files import StrPath, as_path, check_ordinary, is_file
 
@@ -90,7 +90,7 @@ def given_jobs(
     for number, job in enumerate(jobs, 1):
         if not isinstance(job, Mapping | Job):
             raise ArgumentTypeError(
-                f"job {number} is a {type(job).__name__}",
+                f"job {number} is {a_kind(job)}",
                 hint='pass dicts such as {"model": "...", "output": "m.onnx"}',
             )
         told.append(msgspec.to_builtins(job) if isinstance(job, Job) else dict(job))

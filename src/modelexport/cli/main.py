@@ -61,6 +61,9 @@ class _Commands(click.Group):
             for line in error.details:
                 click.echo(visible(line), err=True)
             ctx.exit(error.exit_code)
+        except MemoryError:
+            click.echo("Error: out of memory (use smaller inputs or a smaller model)", err=True)
+            ctx.exit(3)
         except KeyboardInterrupt:
             click.echo("Interrupted; no output is half written.", err=True)
             ctx.exit(130)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.errors import ArgumentError, ArgumentTypeError, a_kind
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +23,7 @@ def checked_tolerance(atol: float, rtol: float) -> Tolerance:
     """A tolerance, if these can be one."""
     for name, value in (("atol", atol), ("rtol", rtol)):
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ArgumentTypeError(f"{name} is a {type(value).__name__}", hint="pass a number")
+            raise ArgumentTypeError(f"{name} is {a_kind(value)}", hint="pass a number")
         if not 0 <= value < float("inf"):
             raise ArgumentError(f"{name} is {value}", hint="it cannot be negative, nor without end")
     return Tolerance(float(atol), float(rtol))

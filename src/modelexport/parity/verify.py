@@ -12,9 +12,16 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from modelexport.analysis.selection import Selection
-from modelexport.baseline.calling import ModelInputs, as_called, in_signature_order, read_inputs
+from modelexport.baseline.calling import (
+    ModelInputs,
+    as_called,
+    check_weights,
+    in_signature_order,
+    read_inputs,
+    unwrapped,
+)
 from modelexport.collector import collector_paused
-from modelexport.errors import ArgumentError, ArgumentTypeError, ModelRunError
+from modelexport.errors import ArgumentError, ArgumentTypeError, ModelRunError, a_kind
 from modelexport.parity.eager import run_eagerly
 from modelexport.parity.feeds import feeds_for
 from modelexport.parity.gaps import Gaps
@@ -123,15 +130,17 @@ def _live(model: object) -> nn.Module:
         return model.module()
     if not isinstance(model, nn.Module):
         raise ArgumentTypeError(
-            f"the model is a {type(model).__name__}, not a torch.nn.Module", hint="pass the model that was exported"
+            f"the model is {a_kind(model)}, not a torch.nn.Module", hint="pass the model that was exported"
         )
+    model = unwrapped(model)
+    check_weights(model)
     return model
 
 
 def _inputs(model: object, live: nn.Module, example_inputs: Any) -> ModelInputs:
-    if isinstance(model, ExportedProgram):
+    if isinstance(model, ExportedProgram) and example_inputs is None:
         args, kwargs = model.example_inputs or ((), {})
-        return ModelInputs(tuple(args), dict(kwargs)) if example_inputs is None else read_inputs(example_inputs)
+        return ModelInputs(tuple(args), dict(kwargs))
     return as_called(live, read_inputs(example_inputs))
 
 

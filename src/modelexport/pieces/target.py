@@ -12,7 +12,7 @@ import msgspec
 
 from modelexport.analysis.modules import Lineage
 from modelexport.attribution.status import Status
-from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.errors import ArgumentError, ArgumentTypeError, a_kind
 from modelexport.hierarchy.tree import is_within, join
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.sidecar import ModuleRecord
@@ -62,7 +62,7 @@ class Modules:
     def find(self, text: str) -> Target:
         """The one module that a text stands for."""
         if not isinstance(text, str):
-            raise ArgumentTypeError(f"the module is a {type(text).__name__}", hint="pass a tag or a module path")
+            raise ArgumentTypeError(f"the module is {a_kind(text)}", hint="pass a tag or a module path")
         if text in self.tags:
             return Target(text, self.tags[text])
         whole = text.rstrip("/")
@@ -98,7 +98,7 @@ class Modules:
     def called(self, target: Target, call: int) -> Target:
         """One call of a module."""
         if isinstance(call, bool) or not isinstance(call, int):
-            raise ArgumentTypeError(f"the call is a {type(call).__name__}", hint="pass a number, from 0")
+            raise ArgumentTypeError(f"the call is {a_kind(call)}", hint="pass a number, from 0")
         calls = self._calls.get(target.path, 0)
         if not self.records and any(is_within(path, target.path) and path != target.path for path in self._calls):
             raise ArgumentError(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from modelexport.baseline.calling import ModelInputs, can_run, check_runs, read_inputs
+from modelexport.baseline.calling import ModelInputs, as_called, can_run, check_runs, read_inputs
 from modelexport.errors import SourceError
 from modelexport.hierarchy.capture import named_args
 from modelexport.source.inputs import Example
@@ -31,7 +31,7 @@ class DynamicInputs(NamedTuple):
 
 def dynamic_inputs(model: nn.Module, example: Example) -> DynamicInputs:
     """Inputs of at least two along each dynamic axis, since torch takes a size of one to be fixed."""
-    inputs = by_name(model, read_inputs(example.inputs))
+    inputs = by_name(model, as_called(model, read_inputs(example.inputs)))
     if example.other_size is not None:
         other = by_name(model, read_inputs(example.other_size()))
         groups = list(_differing(named_tensors(model, inputs), named_tensors(model, other)))
@@ -42,7 +42,7 @@ def dynamic_inputs(model: nn.Module, example: Example) -> DynamicInputs:
 
 def set_axes(model: nn.Module, example: Example, axes: Axes) -> DynamicInputs:
     """The axes that a user named, checked against the inputs."""
-    inputs = by_name(model, read_inputs(example.inputs))
+    inputs = by_name(model, as_called(model, read_inputs(example.inputs)))
     tensors = named_tensors(model, inputs)
     for name, named in axes.items():
         if name not in tensors:

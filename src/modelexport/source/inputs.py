@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from modelexport.baseline.calling import ModelInputs, can_run, check_runs, read_inputs
+from modelexport.baseline.calling import ModelInputs, as_called, can_run, check_runs, read_inputs
 from modelexport.errors import SourceError
 from modelexport.hierarchy.capture import forward_args, named_args
 from modelexport.source.guess import guesses, suggestion
@@ -65,7 +65,7 @@ def example_inputs(source: Source, wanted: Wanted, seed: int) -> Example:
         raise no_inputs(model)
     if not wanted.shapes:
         return example
-    resized = resize_inputs(model, read_inputs(example.inputs), wanted.shapes, generator)
+    resized = resize_inputs(model, as_called(model, read_inputs(example.inputs)), wanted.shapes, generator)
     check_runs(model, resized)
     return Example(_as_given(resized), f"{example.rung}, at the shape asked for")
 
@@ -96,7 +96,9 @@ def _refuse(wanted: Wanted, with_what: str) -> None:
 
 
 def _as_given(inputs: ModelInputs) -> Any:
-    return inputs.kwargs if inputs.kwargs else inputs.args
+    if inputs.args and inputs.kwargs:
+        return (*inputs.args, inputs.kwargs)
+    return inputs.kwargs or inputs.args
 
 
 def _from_specs(model: nn.Module, path: Path, generator: torch.Generator) -> Named:

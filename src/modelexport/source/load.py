@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from modelexport.baseline.calling import unwrapped
 from modelexport.baseline.failure import explain
-from modelexport.errors import SourceError
+from modelexport.errors import SourceError, a_kind
 from modelexport.source.hub import Head, Hub, load_model
 from modelexport.source.program import load_program, refuse_file
 
@@ -50,6 +51,11 @@ def load_source(
     there = _exists(path)
     in_file = None if there else _FILE_FACTORY.fullmatch(spec)
     in_module = None if there else _FACTORY.fullmatch(spec)
+    if not there and spec.endswith(":"):
+        raise SourceError(
+            f"the name of a factory is missing after the colon in {spec!r}",
+            hint="name a callable that returns a model, as in path/to/file.py:make_model",
+        )
     if not there and (spec.startswith((".", "/", "~")) or spec.count("/") > 1) and not (in_file or in_module):
         raise SourceError(f"there is no folder or file {spec}", hint="check the path")
     if (there and path.is_dir()) or not (there or in_file or in_module or path.suffix == ".pt2"):
@@ -148,9 +154,9 @@ def _from_factory(spec: str, name: str, module: ModuleType) -> Source:
             f"{module.__name__!r} has no {name!r}", hint="name a callable that returns a model"
         ) from error
     if isinstance(factory, nn.Module):
-        return Source(factory, spec)
+        return Source(unwrapped(factory), spec)
     if not callable(factory):
-        raise SourceError(f"{spec} is a {type(factory).__name__}, not a callable", hint="name a function or a class")
+        raise SourceError(f"{spec} is {a_kind(factory)}, not a callable", hint="name a function or a class")
     try:
         made = factory()
     except (Exception, SystemExit) as error:
@@ -161,7 +167,7 @@ def _from_factory(spec: str, name: str, module: ModuleType) -> Source:
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise SourceError(
-            f"{spec} returned a {type(model).__name__}",
+            f"{spec} returned {a_kind(model)}",
             hint="return a torch.nn.Module, or a tuple of a module and its example inputs",
         )
-    return Source(model, spec, inputs)
+    return Source(unwrapped(model), spec, inputs)

@@ -38,7 +38,10 @@ def open_source(model: str, options: SourceOptions, trust_remote_code: bool, see
 
 @contextmanager
 def blaming(user_chose_inputs: bool) -> Iterator[None]:
-    """Where the user chose the inputs, a model that does not run on them is bad input, not a failed export."""
+    """Where the user chose the inputs, a model that does not run on them is bad input, not a failed export.
+
+    They are chosen by options, or in the factory that returns them.
+    """
     try:
         yield
     except ModelRunError as error:

@@ -11,7 +11,7 @@ from torch import nn
 from modelexport.baseline.calling import ModelInputs
 from modelexport.errors import SourceError
 from modelexport.hierarchy.capture import forward_args
-from modelexport.source.specs import InputSpec, make_tensor, shape_text
+from modelexport.source.specs import InputSpec, cannot_make, make_tensor, shape_text
 
 
 def named_tensors(model: nn.Module, inputs: ModelInputs) -> dict[str, torch.Tensor]:
@@ -73,8 +73,11 @@ def _resized(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Gene
                 hint="give as many sizes as the input has axes",
             )
         return make_tensor(InputSpec(shape, str(tensor.dtype).removeprefix("torch.")), generator)
-    for axis, size in enumerate(shape):
-        tensor = resized_along(tensor, axis, size)
+    try:
+        for axis, size in enumerate(shape):
+            tensor = resized_along(tensor, axis, size)
+    except (RuntimeError, MemoryError) as error:
+        raise cannot_make(shape, str(tensor.dtype).removeprefix("torch."), error) from error
     return tensor
 
 

@@ -86,10 +86,15 @@ def make_tensor(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
     try:
         return _make(spec, generator)
     except (RuntimeError, MemoryError, TypeError, ValueError) as error:  # the last two for numbers beyond 64 bits
-        raise SourceError(
-            f"cannot make an input of shape {shape_text(spec.shape)} and dtype {spec.dtype}: {first_line(error)}"[:300],
-            hint="choose a smaller shape, another range or another dtype",
-        ) from error
+        raise cannot_make(spec.shape, spec.dtype, error) from error
+
+
+def cannot_make(shape: Sequence[int], dtype: str, error: BaseException) -> SourceError:
+    """Return the error to raise for an input that is too large, or that torch cannot make."""
+    return SourceError(
+        f"cannot make an input of shape {shape_text(shape)} and dtype {dtype}: {first_line(error)}"[:300],
+        hint="choose a smaller shape, another range or another dtype",
+    )
 
 
 def _make(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import onnx
 from google.protobuf.message import DecodeError
 
-from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError
+from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError, a_kind
 from modelexport.graph import StoredNodes
 from modelexport.tagged import wire
 
@@ -188,7 +188,7 @@ def is_file(path: Path) -> bool:
 def as_path(value: object) -> Path:
     """The path of a file to read."""
     if not isinstance(value, str | os.PathLike):
-        raise ArgumentTypeError(f"the path is a {type(value).__name__}", hint="pass the path of an .onnx file")
+        raise ArgumentTypeError(f"the path is {a_kind(value)}", hint="pass the path of an .onnx file")
     return Path(value)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from modelexport.errors import ArgumentError, ArgumentTypeError, FileError
+from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, a_kind
 from modelexport.tagged import recovery
 from modelexport.tagged.wire import Buffer
 
@@ -160,7 +160,7 @@ def start_watcher(file: str, *arguments: str) -> subprocess.Popen[bytes]:
 def check_target(output_path: object, suffix: str = ".onnx") -> Path:
     """The path of a file to write, if one with this ending can be written there."""
     if not isinstance(output_path, str | os.PathLike):
-        raise ArgumentTypeError(f"the output path is a {type(output_path).__name__}", hint="pass a path such as m.onnx")
+        raise ArgumentTypeError(f"the output path is {a_kind(output_path)}", hint="pass a path such as m.onnx")
     target = Path(output_path)
     if suffix and target.suffix != suffix:
         hint = f"name it, for example, model{suffix}"
