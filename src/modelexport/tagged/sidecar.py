@@ -127,6 +127,8 @@ class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "cla
     """For each call the tensors and numbers it returned, by their names in the file; null for what is not there."""
     called_in: tuple[int, ...] = ()
     """For each call the call of the module above it that it was part of, -1 for none; empty if that ran only once."""
+    more_aliases: int | msgspec.UnsetType = msgspec.UNSET
+    """How many further names it has; only there if `aliases` is cut, as it is for modules shared at many levels."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, gc=False):
