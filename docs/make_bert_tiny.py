@@ -237,8 +237,8 @@ def _components(files: dict[str, Path]) -> Iterator[str]:
         "A component is a module with everything below it. An **edge** is one use of a tensor by a node, or as an "
         "output of the model: **inside** from one node of the component to another, **in** from a node outside or an "
         "input of the model, **out** to a node outside or an output of the model. **weights** are the initializers "
-        "that its nodes read, **stored values** the values in them, **only here** those that no node outside reads. What "
-        "dynamo keeps as an initializer counts, constants too, and equal weights of several modules are one."
+        "that its nodes read, **stored values** the values in them, **only here** those that no node outside reads. "
+        "What dynamo keeps as an initializer counts, constants too, and equal weights of several modules are one."
     )
     titles = ("module", "operations", "inside", "in", "out", "weights", "stored values", "only here", "operators")
     for strategy, path in files.items():

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import modelexport
 from modelexport.errors import ArgumentError
+from modelexport.hierarchy.aliases import MOST_ALIASES
 from modelexport.hierarchy.capture import scan
 from modelexport.hierarchy.tags import assign_tags, make_policy, nearest_tags
 from modelexport.hierarchy.tree import Module, ModuleTree
@@ -177,3 +182,70 @@ def test_a_module_inside_itself_is_read_once() -> None:
     model.layer[0].up = model
     assert scan(model)[""].aliases == ()
     assert len(scan(model)) == 6
+
+
+class Doubled(nn.Module):
+    """Holds one module under two names."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.a = inner
+        self.b = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x)
+
+
+def nested(levels: int) -> nn.Module:
+    model: nn.Module = nn.Linear(2, 2)
+    for _ in range(levels):
+        model = Doubled(model)
+    return model
+
+
+@pytest.mark.regression
+def test_modules_shared_at_many_levels_are_entered_once() -> None:
+    tree = scan(nested(200))
+    assert len(tree) == 201
+    innermost = tree[".".join("a" * 200)]
+    assert len(innermost.aliases) == MOST_ALIASES
+    assert innermost.more_aliases == 2**53 - 1 - MOST_ALIASES - 1
+    tree = scan(nested(18))
+    innermost = tree[".".join("a" * 18)]
+    assert innermost.more_aliases == 2**18 - 1 - MOST_ALIASES
+    unlisted = ".".join("ba" * 9)
+    assert unlisted not in innermost.aliases
+    assert tree.canonical(unlisted) == innermost.path
+    assert tree.owner(f"{unlisted}.weight") == innermost.path
+    assert tree.canonical(f"{unlisted}.no") is None
+    assert tree.owner("a.weight") is None
+
+
+@pytest.mark.regression
+def test_a_cut_list_of_aliases_says_so(tmp_path: Path) -> None:
+    report = modelexport.export_model(nested(8), torch.ones(1, 2), tmp_path / "m.onnx", strategy="htp")
+    records = report.hierarchy.modules
+    assert records[".".join("a" * 8)].more_aliases == 2**8 - 1 - MOST_ALIASES
+    assert "more_aliases" not in msgspec.to_builtins(records["a.a"])
+    assert modelexport.extract(report.onnx_path, ".".join("ab" * 4), tmp_path / "e.onnx").record.module == (
+        ".".join("a" * 8)
+    )
+
+
+@given(st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6))
+def test_aliases_are_all_other_ways_to_a_module(children: list[list[int]]) -> None:
+    modules = [nn.Module() for _ in range(len(children))]
+    for number, below in enumerate(children):
+        for place, other in enumerate(below):
+            if number < other < len(modules):
+                modules[number].add_module(f"m{place}", modules[other])
+    ways: dict[int, list[str]] = {}
+    for name, module in modules[0].named_modules(remove_duplicate=False):
+        ways.setdefault(id(module), []).append(name)
+    tree = scan(modules[0])
+    assert list(tree) == [name for name, _ in modules[0].named_modules()]
+    for path in tree:
+        first, *rest = ways[id(modules[0].get_submodule(path))]
+        assert path == first
+        assert tree[path].aliases == tuple(sorted(rest))
+        assert tree[path].more_aliases == 0

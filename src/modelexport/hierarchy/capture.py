@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.jit._trace import TopLevelTracedModule
 
+from modelexport.hierarchy.aliases import Aliases, Link, find_aliases
 from modelexport.hierarchy.calls import Call, CallLog
 from modelexport.hierarchy.tree import Module, ModuleTree, join, parameter_counts
 
@@ -51,28 +52,31 @@ class OpenCall:
 
 
 def scan(model: nn.Module) -> ModuleTree:
-    """The module tree of a model; the first name of a module is its path, the others are aliases."""
-    path_of: dict[int, str] = {}
-    found: dict[str, nn.Module] = {}
-    aliases: dict[str, list[str]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    # An explicit stack: models nest deeper than Python likes to recurse.
-    stack: list[tuple[str, nn.Module, frozenset[int]]] = [("", model, frozenset())]
+    """Read the module tree of a model; the first name of a module is its path, the others are aliases."""
+    path_of = {id(model): ""}
+    found: dict[str, nn.Module] = {"": model}
+    links: dict[str, list[Link]] = {}
+    finished: list[str] = []
+    # An explicit stack: models nest deeper than Python likes to recurse. Each module is entered once.
+    stack = [(model, "", iter(list(model._modules.items())))]
+    above = {id(model)}
     while stack:
-        path, module, above = stack.pop()
-        if id(module) in above:
-            continue
-        if id(module) in path_of:
-            aliases[path_of[id(module)]].append(path)
+        module, path, children = stack[-1]
+        for name, child in children:
+            if child is None or id(child) in above:
+                continue
+            own = path_of.setdefault(id(child), join(path, name))
+            links.setdefault(own, []).append((path, name))
+            if own not in found:
+                found[own] = child
+                above.add(id(child))
+                stack.append((child, own, iter(list(child._modules.items()))))
+                break
         else:
-            path_of[id(module)] = path
-            found[path] = module
-            aliases[path] = []
-            for name, tensor in (*_direct(module._parameters), *_direct(module._buffers)):
-                shapes[join(path, name)] = tuple(tensor.shape)
-        above = above | {id(module)}
-        children = [(join(path, name), child, above) for name, child in module._modules.items() if child is not None]
-        stack.extend(reversed(children))
+            stack.pop()
+            above.remove(id(module))
+            finished.append(path)
+    aliases = find_aliases(links, reversed(finished))
     below = {
         path: [path_of[id(child)] for child in module._modules.values() if child is not None]
         for path, module in found.items()
@@ -80,6 +84,11 @@ def scan(model: nn.Module) -> ModuleTree:
     held = {path: {id(p): p.numel() for _, p in _direct(module._parameters)} for path, module in found.items()}
     counts = parameter_counts(below, held)
     modules = {path: _describe(path, module, aliases[path], counts[path]) for path, module in found.items()}
+    shapes = {
+        join(path, name): tuple(tensor.shape)
+        for path, module in found.items()
+        for name, tensor in (*_direct(module._parameters), *_direct(module._buffers))
+    }
     return ModuleTree(modules, shapes)
 
 
@@ -87,7 +96,7 @@ def _direct(tensors: Mapping[str, torch.Tensor | None]) -> list[tuple[str, torch
     return [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
 
 
-def _describe(path: str, module: nn.Module, aliases: list[str], parameter_count: int) -> Module:
+def _describe(path: str, module: nn.Module, aliases: Aliases, parameter_count: int) -> Module:
     cls = type(module)
     return Module(
         path=path,
@@ -96,7 +105,8 @@ def _describe(path: str, module: nn.Module, aliases: list[str], parameter_count:
         direct_parameters=tuple(name for name, _ in _direct(module._parameters)),
         direct_buffers=tuple(name for name, _ in _direct(module._buffers)),
         forward_args=forward_args(module),
-        aliases=tuple(sorted(aliases)),
+        aliases=aliases.listed,
+        more_aliases=aliases.more,
         parameter_count=parameter_count,
         opaque=isinstance(module, torch.jit.ScriptModule) and not isinstance(module, TopLevelTracedModule),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,8 @@ class Module(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     parameter_count: int = 0
     """The elements of its parameters and of those below it, each parameter object once."""
+    more_aliases: int = 0
+    """How many names it has beside its path and those aliases, where the list is cut."""
     opaque: bool = False
     """Compiled by torch.jit: it takes no hooks, so its calls cannot be seen."""
 
@@ -67,7 +69,7 @@ class ModuleTree:
 
     def canonical(self, path: str) -> str | None:
         """The module's own path for any of its names, or None where no module has that name."""
-        return path if path in self.modules else self._alias.get(path)
+        return resolve(path, self.modules, self._alias)
 
     def owner(self, tensor_name: str) -> str | None:
         """The module that directly holds the parameter or buffer of this dotted name."""
@@ -75,7 +77,7 @@ class ModuleTree:
         if found is not None:
             return found
         module, _, _ = tensor_name.rpartition(".")
-        return self._alias.get(module)
+        return None if module in self.modules else self.canonical(module)
 
     def lineage(self, path: str) -> list[str]:
         """The module and its ancestors, from the module up to the root."""
@@ -129,6 +131,24 @@ def _counted_once(path: str, children: Mapping[str, Sequence[str]], held: Mappin
         seen.update(new)
         pending += new
     return sum(found.values())
+
+
+def resolve(name: str, paths: Container[str], aliases: Mapping[str, str]) -> str | None:
+    """Return the path of the module with this name, listed or not; None where no module has it.
+
+    A name that is not listed is followed from the root down: the names in parents' own paths all are.
+    """
+    if name in paths:
+        return name
+    if name in aliases:
+        return aliases[name]
+    path = ""
+    for part in name.split("."):
+        step = join(path, part)
+        if step not in paths and step not in aliases:
+            return None
+        path = step if step in paths else aliases[step]
+    return path
 
 
 def join(path: str, name: str) -> str:

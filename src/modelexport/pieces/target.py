@@ -13,7 +13,7 @@ import msgspec
 from modelexport.analysis.modules import Lineage
 from modelexport.attribution.status import Status
 from modelexport.errors import ArgumentError, ArgumentTypeError, a_kind
-from modelexport.hierarchy.tree import is_within, join
+from modelexport.hierarchy.tree import is_within, join, resolve
 from modelexport.tagged.codec import NodeTag
 from modelexport.tagged.sidecar import ModuleRecord
 from modelexport.wording import plural
@@ -66,7 +66,7 @@ class Modules:
         if text in self.tags:
             return Target(text, self.tags[text])
         whole = text.rstrip("/")
-        path = self._path_of.get(whole, self._aliases.get(text))
+        path = self._path_of.get(whole, resolve(text, self.tags, self._aliases))
         if path is not None:
             return Target(path, self.tags.get(path))
         if _GLOB.search(text):

@@ -136,6 +136,7 @@ def _module_records(
             direct_parameters=module.direct_parameters,
             children=module.children,
             aliases=module.aliases,
+            more_aliases=module.more_aliases or msgspec.UNSET,
             nodes=counts[path],
             results=results.get(path, ()),
             called_in=called_in.get(path, ()),

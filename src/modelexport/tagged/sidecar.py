@@ -129,6 +129,8 @@ class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "cla
     """For each call the call of the module above it that it was part of, -1 for none; empty if that ran only once."""
     parameter_count: int | msgspec.UnsetType = msgspec.UNSET
     """The elements of its parameters in PyTorch and of those below it, each parameter object once."""
+    more_aliases: int | msgspec.UnsetType = msgspec.UNSET
+    """How many further names it has; only there if `aliases` is cut, as it is for modules shared at many levels."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, gc=False):
