@@ -80,3 +80,14 @@ def test_the_page_shows_failures_of_ours_first(tmp_path: Path) -> None:
     }
     assert [cell.strip() for cell in totals["we-fail"]] == ["0", "1", "1"]
     assert [cell.strip() for cell in totals["exported"]] == ["1", "1", "1"]
+
+
+@pytest.mark.regression
+def test_the_page_states_the_range_of_torch(tmp_path: Path) -> None:
+    """The page, its generator and pyproject.toml say the same."""
+    write_page(tmp_path / "page.md", [])
+    root = Path(__file__).parents[1]
+    wanted = "torch 2.13 to 2.15"
+    assert '"torch>=2.13,<2.16"' in (root / "pyproject.toml").read_text()
+    for page in (tmp_path / "page.md", root / "docs" / "compatibility.md", root / "docs" / "limits.md"):
+        assert wanted in page.read_text()
