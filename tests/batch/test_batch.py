@@ -219,7 +219,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(told, key=lambda result: result.status) == found
     assert sorted(found[0].files) == ["a.onnx", "a_hierarchy.json", "a_report.md"]
     assert (tmp_path / "results" / "deep" / "er" / "a.onnx").is_file()
-    assert found[1].exit_code == 3
+    assert found[1].exit_code == 2
     assert len((tmp_path / "results" / "jobs_results.jsonl").read_text().splitlines()) == 2
 
 
