@@ -289,7 +289,7 @@ class Lowering:
         self.outputs = [value.unique() for value in self._graph.outputs()]
 
     def finish(self, graph: Any) -> None:
-        """The graph is optimised; a value that a fusion made anew has taken over the old one's name."""
+        """Read the optimised graph; a value that a fusion replaced has kept its name."""
         self.final = graph
         self._by_debug_name = {value.debugName(): value for node in graph.nodes() for value in outputs_of(node)}
 

@@ -33,7 +33,7 @@ class Numbering:
 
 
 def _constant_key(node: Any) -> Hashable:
-    """Return what tells a constant from others."""
+    """Return a key that is equal for equal constants."""
     value = node.outputsAt(0).toIValue() if node.outputsSize() == 1 else None
     if not isinstance(value, torch.Tensor):
         return type(value).__name__, repr(value)
