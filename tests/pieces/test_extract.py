@@ -369,6 +369,15 @@ def test_a_result_that_is_an_input_counts_as_present(strategy: str, tmp_path: Pa
         modelexport.extract(tmp_path / "m.onnx", "both")
 
 
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_a_result_that_the_exporter_made_a_constant_is_not_missed(strategy: str, tmp_path: Path) -> None:
+    """T5 hands the bias of the positions on from block to block; for a fixed length it is a constant."""
+    path, _, _ = export("t5", strategy, tmp_path)
+    for module in ("encoder.block.0", "encoder.block.1", "decoder.block.1"):
+        modelexport.extract(path, module)  # a warning is an error
+
+
 def test_records_that_are_lost(bert: Path) -> None:
     """Tags alone are enough; what they do not tell is left out."""
     expected = modelexport.extract(bert, LAYER)

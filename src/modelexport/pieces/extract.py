@@ -62,29 +62,39 @@ def extract(
             write(piece, file.weights, target)
             extracted = Extracted(piece.proto, piece.record)
         if not file.is_all(wanted):
-            _warn_of_lost_results(file.modules, wanted, found)
+            _warn_of_lost_results(file, wanted, found)
     return extracted
 
 
-def _warn_of_lost_results(modules: Modules, target: Target, found: Cut) -> None:
-    """Warn where a value that the module returned is neither an output of the extracted model nor came from outside."""
+def _warn_of_lost_results(file: TaggedFile, target: Target, found: Cut) -> None:
+    """Warn where a value that the module returned is neither an input nor an output of the extracted model.
+
+    A constant is not missed: the exporter computed it, so it does not depend on what the module is given.
+    """
     present = {border.name for border in (*found.inputs, *found.outputs)}
-    for part in found.parts:  # constants that the module was given
-        present.update(name for place in part.pulled for name in part.level.nodes[place].output)
-    calls = modules.returned(target)
-    lost: list[str] = []
-    for call, names in calls.items():
-        where = f" of call {call}" if len(calls) > 1 else ""
-        for place, name in enumerate(names):
-            if name is None:
-                lost.append(f"value {place}{where} is not in the exported graph")
-            elif name not in present:
-                lost.append(f"value {place}{where}, {name}, is not among its outputs")
+    calls = file.modules.returned(target)
+    missing = [
+        (f"value {place}" + (f" of call {call}" if len(calls) > 1 else ""), name)
+        for call, names in calls.items()
+        for place, name in enumerate(names)
+        if name not in present
+    ]
+    constants = _constants(file.source.main) if missing else frozenset()
+    lost = [
+        f"{value} is not in the exported graph" if name is None else f"{value}, {name}, is not among its outputs"
+        for value, name in missing
+        if name not in constants
+    ]
     if lost:
         told = "; ".join(lost[:_MOST_LOST]) + (f"; and {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else "")
         name = target.path or "the root"
         message = f"the extracted model does not give all that {name} returned: {told}"
         warnings.warn(message, ExtractionWarning, stacklevel=3)
+
+
+def _constants(main: Level) -> frozenset[str]:
+    """Return the names of all values that do not depend on the inputs of the model."""
+    return frozenset(name for level in main for name in (*level.weights, *level.flow(len(level.nodes)).constant))
 
 
 class TaggedFile(NamedTuple):
