@@ -54,7 +54,9 @@ def measure(model: Any, inputs: Any, exporter: str, rounds: int) -> tuple[float,
             export(model, inputs, path, exporter)
         for number in range(rounds):
             for export in (plain, ours) if number % 2 else (ours, plain):
-                times[export].append(timed(lambda e=export: e(model, inputs, path, exporter), path.parent))
+                times[export].append(
+                    timed(lambda e=export: e(model, inputs, path, exporter), path.parent)
+                )
     return statistics.median(times[plain]), statistics.median(times[ours])
 
 
@@ -76,7 +78,10 @@ def sizes(model: Any, inputs: Any, exporter: str) -> Sizes:
         for kind in ("tagged", "clean"):
             path, strategy = folders[kind] / "m.onnx", STRATEGIES[exporter]
             modelexport.export_model(model, inputs, path, strategy=strategy, clean=kind == "clean")
-        totals = [sum(file.stat().st_size for file in folder.glob("m.onnx*")) for folder in folders.values()]
+        totals = [
+            sum(file.stat().st_size for file in folder.glob("m.onnx*"))
+            for folder in folders.values()
+        ]
         return Sizes(*totals, (folders["tagged"] / "m_hierarchy.json").stat().st_size)
 
 

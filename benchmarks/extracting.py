@@ -19,9 +19,8 @@ import onnx.utils
 from benchmarks.generated import BLOCK, BLOCKS_A_STAGE, write_graph
 from benchmarks.reading import peak_kib, timed
 from benchmarks.table import Row, against, growth, size
-from modelexport.pieces.extract import extract
-from modelexport.pieces.listing import extractable
-from modelexport.pieces.partition import partition
+from modelexport.extraction.extract import extract, list_extractable
+from modelexport.extraction.partition import partition
 
 SIZES = (10_000, 100_000)
 ROUNDS, ROUNDS_OF_PEER = 5, 2
@@ -64,7 +63,9 @@ def measure(path: Path, module: str, types: bool) -> Times:
                 spent.append(timed(work))
     theirs = onnx.load(peer_out)
     if len(theirs.graph.node) != record.nodes + len(record.pulled_in):
-        raise RuntimeError(f"the extractors disagree: {len(theirs.graph.node)} nodes, {record.nodes} ours")
+        raise RuntimeError(
+            f"the extractors disagree: {len(theirs.graph.node)} nodes, {record.nodes} ours"
+        )
     return Times(*map(min, times.values()))
 
 
@@ -87,7 +88,10 @@ def rows() -> Iterator[Row]:
                 worst = max(found, key=lambda times: times.ours / times.unchecked)
                 yield against(what, "the same with its checks off", worst.unchecked, worst.ours)
         yield growth("extract a block of the middle", "nodes", middle, AIM_GROWTH)
-        for name, work in (("extract --list", extractable), ("partition of the encoder", _take_apart)):
+        for name, work in (
+            ("extract --list", list_extractable),
+            ("partition of the encoder", _take_apart),
+        ):
             times = {}
             for nodes in SIZES:
                 write_graph(path, nodes, types=True)
@@ -108,7 +112,13 @@ def _beside_large_weights(path: Path) -> Iterator[Row]:
             best[kind] = [min(spent, before[0]), min(memory, before[1])]
     what = f"extract a block of a model with {size(LARGE)} of weights in a data file"
     yield against(what, "onnx.utils.extract_model", best["peer"][0], best["ours"][0])
-    yield against(f"{what}, peak memory", "onnx.utils.extract_model", best["peer"][1], best["ours"][1], show=size)
+    yield against(
+        f"{what}, peak memory",
+        "onnx.utils.extract_model",
+        best["peer"][1],
+        best["ours"][1],
+        show=size,
+    )
 
 
 def _add_data_file(path: Path) -> None:
@@ -117,7 +127,9 @@ def _add_data_file(path: Path) -> None:
     with data.open("wb") as file:
         file.truncate(LARGE)
     model = onnx.load(path)
-    weight = model.graph.initializer.add(name="large", data_type=onnx.TensorProto.FLOAT, dims=[LARGE // 4])
+    weight = model.graph.initializer.add(
+        name="large", data_type=onnx.TensorProto.FLOAT, dims=[LARGE // 4]
+    )
     weight.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", data.name), ("offset", "0"), ("length", str(LARGE))):
         weight.external_data.add(key=key, value=value)
@@ -127,7 +139,9 @@ def _add_data_file(path: Path) -> None:
 def _in_process(kind: str, path: Path) -> tuple[float, float]:
     """Seconds and bytes of a process that extracts once."""
     command = [sys.executable, "-m", "benchmarks.extracting", kind, str(path)]
-    spent, memory = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    spent, memory = subprocess.run(
+        command, check=True, capture_output=True, text=True
+    ).stdout.split()
     return float(spent), float(memory)
 
 

@@ -9,10 +9,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from modelexport.graph import flatten
-from modelexport.tagged.build import HierarchyMap, all_tags, complete, consumer_tags, tagged_pieces, tensor_infos
-from modelexport.tagged.codec import NodeTag
-from modelexport.tagged.sidecar import ExportRecord, ModelRecord, ModuleRecord, encode_sidecar, sidecar_path
+from modelexport.attribution.module_records import HierarchyMap, tagged_chunks
+from modelexport.graph.flat import flatten
+from modelexport.modules.record import ModuleRecord, NodeTag
+from modelexport.tagged.records import ExportRecord, ModelRecord, encode_sidecar, sidecar_path
+from modelexport.tagged.tables import complete_sidecar, consumer_tags, tags_of_node, tensor_infos
 
 BLOCK = 100
 WIDTH = 16
@@ -98,11 +99,19 @@ def write_graph(path: Path, nodes: int, types: bool = False) -> None:
     graph = helper.make_graph(b.nodes, "main", [value], [result], b.weights)
     if types:
         for node in b.nodes[:-1]:
-            shape = [WIDTH] if not node.input else [WIDTH, 1] if "Transpose" in node.output[0] else [1, WIDTH]
-            graph.value_info.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, shape))
+            shape = (
+                [WIDTH]
+                if not node.input
+                else [WIDTH, 1]
+                if "Transpose" in node.output[0]
+                else [1, WIDTH]
+            )
+            graph.value_info.append(
+                helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, shape)
+            )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     hierarchy = _map(b, model)
-    path.write_bytes(b"".join(tagged_pieces(model.SerializeToString(), hierarchy)))
+    path.write_bytes(b"".join(tagged_chunks(model.SerializeToString(), hierarchy)))
     sidecar_path(path).write_bytes(encode_sidecar(hierarchy.sidecar))
 
 
@@ -113,7 +122,7 @@ def _map(b: _Builder, model: onnx.ModelProto) -> HierarchyMap:
     consumers = consumer_tags(flat, primary)
     node_tags = []
     for node, path, tag in zip(flat.nodes, b.made_by, primary, strict=True):
-        told = all_tags(node, tag, consumers)
+        told = tags_of_node(node, tag, consumers)
         node_tags.append(NodeTag(told, tag, len(told), "scope", path))
     counts = dict.fromkeys(b.children, 0)
     for path in b.made_by:
@@ -142,7 +151,9 @@ def _map(b: _Builder, model: onnx.ModelProto) -> HierarchyMap:
     ends = tensor_infos(model.graph.input), tensor_infos(model.graph.output)
     export = ExportRecord("htp", "torchscript", "htp", None, 0, *ends, (), {})
     record = ModelRecord("bench.Net", "bench", "generated.onnx", 18, 10)
-    return HierarchyMap(tuple(node_tags), complete(flat, node_tags, record, export, modules))
+    return HierarchyMap(
+        tuple(node_tags), complete_sidecar(flat, node_tags, record, export, modules)
+    )
 
 
 def _tags(b: _Builder) -> dict[str, str]:
@@ -154,7 +165,11 @@ def _tags(b: _Builder) -> dict[str, str]:
             tags[path] = tags[parent]
             if not class_name.startswith("torch."):
                 short = class_name.rpartition(".")[2]
-                tags[path] += f"/{short}.{name}" if name.isdecimal() or name.startswith("branch") else f"/{short}"
+                tags[path] += (
+                    f"/{short}.{name}"
+                    if name.isdecimal() or name.startswith("branch")
+                    else f"/{short}"
+                )
     return tags
 
 

@@ -21,8 +21,8 @@ from benchmarks.generated import write_graph
 from benchmarks.reading import peak_kib
 from benchmarks.table import Row, against, growth, size
 from modelexport.graphml.dialect import MODES, data_path, graphml_path
-from modelexport.tagged import wire
-from modelexport.tagged.files import mapped
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.model_file import open_mapped
 
 SIZES = (10_000, 100_000)
 ROUNDS = 4
@@ -47,12 +47,14 @@ def work_once(work: str, path: Path, mode: str) -> None:
 def measured(work: str, path: Path, mode: str = MODES[0]) -> tuple[float, float]:
     """Seconds and bytes of a process that writes or reads once."""
     command = [sys.executable, "-m", "benchmarks.graphml", work, str(path), mode]
-    seconds, size = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    seconds, size = subprocess.run(
+        command, check=True, capture_output=True, text=True
+    ).stdout.split()
     return float(seconds), float(size)
 
 
 def graph_size(path: Path) -> int:
-    with mapped(path) as data:
+    with open_mapped(path) as data:
         return len(wire.without_payload(data))
 
 
@@ -70,7 +72,9 @@ def rows() -> Iterator[Row]:
         for nodes, path in paths.items():
             write_graph(path, nodes, types=True)
         found: dict[tuple[int, str], list[tuple[float, float]]] = {}
-        for _ in range(ROUNDS):  # small and large in turn: the machine may be faster now and slower then
+        for _ in range(
+            ROUNDS
+        ):  # small and large in turn: the machine may be faster now and slower then
             for nodes, path in paths.items():
                 for work in WORKS:
                     found.setdefault((nodes, work), []).append(measured(work, path))
@@ -81,7 +85,9 @@ def rows() -> Iterator[Row]:
             times[work][nodes] = min(spent for spent, _ in pairs)
             what = f"GraphML, {work} {nodes:,} nodes, peak memory beyond the imports"
             memory = min(memory for _, memory in pairs)
-            yield against(what, "the graph on disk", graph_size(paths[nodes]), memory, AIM_MEMORY, size)
+            yield against(
+                what, "the graph on disk", graph_size(paths[nodes]), memory, AIM_MEMORY, size
+            )
         for work, spent in times.items():
             yield growth(f"GraphML, {work}", "nodes", spent, AIM_GROWTH)
         yield from _with_weights(paths[SIZES[0]])
@@ -97,7 +103,11 @@ def _with_weights(path: Path) -> Iterator[Row]:
             more = measured(work, path, mode)[1] - without[work]
             what = f"GraphML, {work}, parameters {mode}: memory that weights add"
             yield against(what, "the weights", WEIGHTS, more, AIM_WEIGHTS, size)
-        for file in (graphml_path(path), data_path(graphml_path(path)), path.with_name("back.onnx")):
+        for file in (
+            graphml_path(path),
+            data_path(graphml_path(path)),
+            path.with_name("back.onnx"),
+        ):
             file.unlink(missing_ok=True)
 
 

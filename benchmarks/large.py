@@ -71,12 +71,19 @@ def rows() -> Iterator[Row]:
                     best[kind] = (min(spent, before[0]), min(memory, before[1]))
             files = sum(1 for _ in (Path(folder) / "ours").iterdir())
             what = f"export a model of 2.5 GiB, {exporter}"
-            for detail, show, plain, own in zip(("", ", peak memory"), (seconds, size), *best.values(), strict=True):
+            for detail, show, plain, own in zip(
+                ("", ", peak memory"), (seconds, size), *best.values(), strict=True
+            ):
                 yield against(what + detail, "torch.onnx.export", plain, own, AIM, show)
             yield Row(f"{what}, files written", "", str(files), "")
             for command in ("validate", "analyze", "strip"):
                 spent, memory = _measure("read", command, str(Path(folder) / "ours" / "m.onnx"))
-                yield Row(f"{command} a model of 2.5 GiB, {exporter}", "", f"{seconds(spent)}, {size(memory)}", "")
+                yield Row(
+                    f"{command} a model of 2.5 GiB, {exporter}",
+                    "",
+                    f"{seconds(spent)}, {size(memory)}",
+                    "",
+                )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ AIM = 1.1
 def peak(kind: str, size: str, exporter: str) -> int:
     """Peak resident size in MiB of a fresh process that exports once."""
     command = [sys.executable, "-m", "benchmarks.memory", kind, size, exporter]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return int(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+    )
 
 
 def export_once(kind: str, size: str, exporter: str) -> None:

@@ -17,7 +17,7 @@ import onnx
 
 import modelexport
 import proof
-from modelexport.hierarchy.tree import is_within
+from modelexport.modules.tree import is_within
 from modelexport.tagged.model import TaggedModel, recorded_tags
 
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -32,7 +32,9 @@ def torch_says(node: onnx.NodeProto, modules: Collection[str]) -> str | None:
     """The module that torch's metadata gives a node to, or None where it names none."""
     for entry in node.metadata_props:
         if entry.key == SCOPES:
-            scopes = ast.literal_eval(entry.value)  # the modules from the root down, and last the operation
+            scopes = ast.literal_eval(
+                entry.value
+            )  # the modules from the root down, and last the operation
             return scopes[-2] if len(scopes) > 1 and scopes[-2] in modules else None
     return _by_name(node.name, modules)
 
@@ -112,11 +114,18 @@ def told(path: Path, model: Any, inputs: Any) -> Told:
 def _made(exported: TaggedModel, calls: list[proof.Returned], values: Values) -> list[np.ndarray]:
     """The tensors that a module made itself and that a node of the file computes."""
     computed = [name for name in exported.graph.producer if name in values]
-    own = [t for call in calls for t in call.given if not any(proof.same(t, other) for other in call.taken)]
+    own = [
+        t
+        for call in calls
+        for t in call.given
+        if not any(proof.same(t, other) for other in call.taken)
+    ]
     return [tensor for tensor in own if proof.found(tensor, computed, values)]
 
 
-def placed(exported: TaggedModel, owners: Owners, made: dict[str, list[np.ndarray]], values: Values) -> set[str]:
+def placed(
+    exported: TaggedModel, owners: Owners, made: dict[str, list[np.ndarray]], values: Values
+) -> set[str]:
     """The modules that have all values that they made at their nodes."""
     tensors: dict[str, set[str]] = {module: set() for module in made}
     for node, owner in zip(exported.graph.nodes, owners, strict=True):
@@ -152,7 +161,9 @@ def survived(original: Path, rewritten: Path) -> Survived:
     modules = before.modules
     recorded = [None] * len(after.tags) if sidecar is None else recorded_tags(after.graph, sidecar)
     torchs, ours = by_torch(after, modules), by_map(after)
-    either = [own is not None or record is not None for own, record in zip(ours, recorded, strict=True)]
+    either = [
+        own is not None or record is not None for own, record in zip(ours, recorded, strict=True)
+    ]
     return Survived(
         nodes=len(after.graph.nodes),
         torch=sum(owner is not None for owner in torchs),

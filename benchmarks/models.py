@@ -13,8 +13,18 @@ from torch import Tensor, nn
 from architectures import ARCHITECTURES
 
 SIZES = {
-    "bert-tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
-    "bert-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "bert-tiny": {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 512,
+    },
+    "bert-base": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
 }
 
 
@@ -26,7 +36,9 @@ def bert(size: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     mask = torch.ones(1, 16, dtype=torch.long)
     # By position, under a signature that both exporters take as it is.
     forward = model.forward
-    model.forward = lambda input_ids, attention_mask: tuple(forward(input_ids, attention_mask).values())
+    model.forward = lambda input_ids, attention_mask: tuple(
+        forward(input_ids, attention_mask).values()
+    )
     return model, (tokens, mask)
 
 

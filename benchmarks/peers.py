@@ -78,7 +78,10 @@ def _metadata_rows(exporter: str, strategy: str) -> Iterator[Row]:
 
 def _survival_row(what: str, left: Survived) -> Row:
     peer, own = _share(left.torch, left.nodes), _share(left.doc_strings, left.nodes)
-    moved = [f", {count} of another module" if count else "" for count in (left.torch_moved, left.we_moved)]
+    moved = [
+        f", {count} of another module" if count else ""
+        for count in (left.torch_moved, left.we_moved)
+    ]
     return Row(
         f"nodes that tell their module after {what}",
         f"torch's metadata {peer}{moved[0]}",
@@ -120,7 +123,10 @@ def cut_all(path: Path, model: Any, inputs: Any) -> Cuts:
                 right[kind] += piece.exists() and _gives(piece, returned[module], values)
             if module == LAYER:
                 names = len(ends[0]) + len(ends[1])
-                sizes = {kind: sum(f.stat().st_size for f in p.parent.iterdir()) for kind, p in pieces.items()}
+                sizes = {
+                    kind: sum(f.stat().st_size for f in p.parent.iterdir())
+                    for kind, p in pieces.items()
+                }
     return Cuts(len(modules), right["ours"], right["peer"], names, sizes["ours"], sizes["peer"])
 
 
@@ -129,7 +135,13 @@ def _gives(piece: Path, calls: list[proof.Returned], values: dict[str, np.ndarra
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(piece), options, providers=["CPUExecutionProvider"])
     outputs = [value.name for value in session.get_outputs()]
-    results = dict(zip(outputs, session.run(None, {v.name: values[v.name] for v in session.get_inputs()}), strict=True))
+    results = dict(
+        zip(
+            outputs,
+            session.run(None, {v.name: values[v.name] for v in session.get_inputs()}),
+            strict=True,
+        )
+    )
     return all(proof.found(tensor, outputs, results) for call in calls for tensor in call.given)
 
 
@@ -161,5 +173,9 @@ def _share(part: int, whole: int) -> str:
 
 def _verdict(peer: int, ours: int) -> str:
     return (
-        "equal" if peer == ours else f"ours, {ours - peer:,} more" if ours > peer else f"theirs, {peer - ours:,} more"
+        "equal"
+        if peer == ours
+        else f"ours, {ours - peer:,} more"
+        if ours > peer
+        else f"theirs, {peer - ours:,} more"
     )

@@ -27,7 +27,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., object]]] = {
     "load": (("tagged",), onnx.load),
     "analyze": (("tagged",), lambda path: analyze(path, details=False)),
     "analyze, with all details": (("tagged",), analyze),
-    "validate --check-consistency": (("tagged",), lambda path: validate(path, check_consistency=True)),
+    "validate --check-consistency": (
+        ("tagged",),
+        lambda path: validate(path, check_consistency=True),
+    ),
     "compare with the baseline": (("stripped", "tagged"), compare),
     "compare, renamed and reordered": (("disguised", "tagged"), compare),
 }
@@ -69,7 +72,9 @@ def peak(name: str, files: dict[str, Path]) -> int:
     """Peak resident size in KiB of a fresh process that does one thing, beyond that of its imports."""
     paths = [str(files[one]) for one in COMMANDS[name][0]]
     command = [sys.executable, "-m", "benchmarks.reading", name, *paths]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return int(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+    )
 
 
 def peak_kib() -> int:
@@ -96,7 +101,8 @@ def inline_weights() -> Row:
         path = Path(folder) / "bert-base.onnx"
         export_model(*bert("bert-base"), path, strategy="htp")
         loads, runs = zip(
-            *((timed(onnx.load, path), timed(COMMANDS["analyze"][1], path)) for _ in range(ROUNDS)), strict=True
+            *((timed(onnx.load, path), timed(COMMANDS["analyze"][1], path)) for _ in range(ROUNDS)),
+            strict=True,
         )
         what = f"analyze, {size(path.stat().st_size)} of weights inside the file"
         return against(what, "onnx.load", min(loads), min(runs), AIM_WEIGHTS)
@@ -118,7 +124,9 @@ def rows() -> Iterator[Row]:
         for name in COMMANDS:
             if name != "load":
                 what = f"{name}, {SIZES[1]:,} nodes, peak memory beyond the imports"
-                yield against(what, "onnx.load", loaded << 10, peak(name, files) << 10, AIM_MEMORY, size)
+                yield against(
+                    what, "onnx.load", loaded << 10, peak(name, files) << 10, AIM_MEMORY, size
+                )
     yield inline_weights()
 
 

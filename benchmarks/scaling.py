@@ -12,10 +12,9 @@ from typing import Any
 import modelexport
 from benchmarks.models import tower
 from benchmarks.table import Row, growth
-from modelexport.baseline import lowering, torchscript
-from modelexport.hierarchy import capture
-from modelexport.hierarchy.capture import scan
-from modelexport.hierarchy.tags import assign_tags, make_policy
+from modelexport.capture import jit_lowering, recorder, torchscript
+from modelexport.capture.module_tree import read_module_tree
+from modelexport.modules.tags import assign_tags, make_policy
 
 SIZES = (1_000, 8_000)
 ROUNDS = 3
@@ -28,15 +27,21 @@ def tagging_seconds(modules: int) -> float:
     best = float("inf")
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(ROUNDS):
-            report = modelexport.export_model(model, inputs, Path(folder) / "m.onnx", strategy="htp")
-            own = sum(seconds for step, seconds in report.timings.items() if not step.startswith("export with torch"))
+            report = modelexport.export_model(
+                model, inputs, Path(folder) / "m.onnx", strategy="htp"
+            )
+            own = sum(
+                seconds
+                for step, seconds in report.timings.items()
+                if not step.startswith("export with torch")
+            )
             best = min(best, own)
     return best
 
 
 CAPTURE = [
-    (capture.Recorder, ("before", "after")),
-    (lowering.Lowering, ("inline", "settle", "translate", "renumber", "finish")),
+    (recorder.Recorder, ("before", "after")),
+    (jit_lowering.Lowering, ("inline", "settle", "translate", "renumber", "finish")),
     (torchscript, ("read_trace",)),
 ]
 """Everything of ours that runs inside torch's export."""
@@ -84,13 +89,17 @@ def tree_seconds(modules: int) -> float:
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
-        assign_tags(scan(model), make_policy())
+        assign_tags(read_module_tree(model), make_policy())
         best = min(best, time.perf_counter() - start)
     return best
 
 
 def rows() -> Iterator[Row]:
-    measures = {"module tree and tags": tree_seconds, "tagging": tagging_seconds, "capture": capture_seconds}
+    measures = {
+        "module tree and tags": tree_seconds,
+        "tagging": tagging_seconds,
+        "capture": capture_seconds,
+    }
     totals = dict.fromkeys(SIZES, 0.0)
     for name, measure in measures.items():
         times = {modules: measure(modules) for modules in SIZES}

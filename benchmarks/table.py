@@ -55,7 +55,12 @@ def against(
 ) -> Row:
     """A row whose verdict is the ratio of ours to the peer's."""
     ratio = ours / peer
-    return Row(what, f"{name} {show(peer)}", show(ours), f"{ratio:{'.2f' if ratio >= 0.1 else '.1g'}}{_aim(aim)}")
+    return Row(
+        what,
+        f"{name} {show(peer)}",
+        show(ours),
+        f"{ratio:{'.2f' if ratio >= 0.1 else '.1g'}}{_aim(aim)}",
+    )
 
 
 def growth(what: str, unit: str, times: Mapping[int, float], aim: float | None = None) -> Row:

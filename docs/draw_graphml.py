@@ -29,7 +29,11 @@ class Drawn:
         border = face.find(f"{YED}BorderStyle")
         self.border, self.dashed = border.get("color"), border.get("type") == "dashed"
         label = face.find(f"{YED}NodeLabel")
-        self.label, self.at, self.size = label.text or "", label.get("modelPosition"), float(label.get("fontSize"))
+        self.label, self.at, self.size = (
+            label.text or "",
+            label.get("modelPosition"),
+            float(label.get("fontSize")),
+        )
         self.shape = face.find(f"{YED}Shape").get("type")
 
 
@@ -44,7 +48,11 @@ def read(path: Path) -> tuple[dict[str, Drawn], list[tuple[str, str, str, tuple[
     def add(graph: etree._Element, hidden_by: str | None) -> None:
         for node in graph.findall(f"{GRAPHML}node"):
             group = node.find(f".//{YED}Realizers") if node.get("yfiles.foldertype") else None
-            own = node.find(f"{GRAPHML}data/{YED}ShapeNode") if group is None else group[int(group.get("active"))]
+            own = (
+                node.find(f"{GRAPHML}data/{YED}ShapeNode")
+                if group is None
+                else group[int(group.get("active"))]
+            )
             identity = node.get("id")
             nodes[identity] = Drawn(own, hidden_by)
             closed = group is not None and group.get("active") == "1"
@@ -56,18 +64,27 @@ def read(path: Path) -> tuple[dict[str, Drawn], list[tuple[str, str, str, tuple[
     for edge in root.iter(f"{GRAPHML}edge"):
         label = edge.find(f".//{YED}EdgeLabel")
         told = "" if label is None else label.text or ""
-        bends = tuple((float(point.get("x")), float(point.get("y"))) for point in edge.iter(f"{YED}Point"))
+        bends = tuple(
+            (float(point.get("x")), float(point.get("y"))) for point in edge.iter(f"{YED}Point")
+        )
         edges.append((edge.get("source"), edge.get("target"), told, bends))
     return nodes, edges
 
 
 def outline(drawn: Drawn) -> str:
     x, y, width, height = drawn.box
-    style = f'fill="{drawn.fill}" stroke="{drawn.border}"' + (' stroke-dasharray="4 3"' if drawn.dashed else "")
+    style = f'fill="{drawn.fill}" stroke="{drawn.border}"' + (
+        ' stroke-dasharray="4 3"' if drawn.dashed else ""
+    )
     if drawn.shape.startswith("parallelogram"):
         lean = height / 4 if drawn.shape == "parallelogram" else -height / 4
         left, right = max(lean, 0), max(-lean, 0)
-        points = [(x + left, y), (x + width - right, y), (x + width - left, y + height), (x + right, y + height)]
+        points = [
+            (x + left, y),
+            (x + width - right, y),
+            (x + width - left, y + height),
+            (x + right, y + height),
+        ]
         return f'<polygon points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in points)}" {style}/>'
     round_by = 6 if drawn.shape == "roundrectangle" else 0
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{round_by}" {style}/>'
@@ -77,7 +94,9 @@ def text(drawn: Drawn) -> str:
     x, y, width, height = drawn.box
     lines = drawn.label.split("\n")
     step = drawn.size * 1.2
-    first = y + 16 if drawn.at == "t" else y + height / 2 - step * (len(lines) - 1) / 2 + drawn.size / 3
+    first = (
+        y + 16 if drawn.at == "t" else y + height / 2 - step * (len(lines) - 1) / 2 + drawn.size / 3
+    )
     return "".join(
         f'<text x="{x + width / 2:.1f}" y="{first + number * step:.1f}" font-size="{drawn.size:.0f}" '
         f'text-anchor="middle">{escape(line)}</text>'
@@ -117,7 +136,10 @@ def draw(path: Path) -> str:
         if shown[source] != shown[target]
     )
     left, top = (min(drawn.box[axis] for drawn in seen.values()) - MARGIN for axis in (0, 1))
-    right, bottom = (max(drawn.box[axis] + drawn.box[axis + 2] for drawn in seen.values()) + MARGIN for axis in (0, 1))
+    right, bottom = (
+        max(drawn.box[axis] + drawn.box[axis + 2] for drawn in seen.values()) + MARGIN
+        for axis in (0, 1)
+    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{left:.0f} {top:.0f} {right - left:.0f} {bottom - top:.0f}" '
         'font-family="DejaVu Sans, Verdana, sans-serif" fill="#1C2733">',

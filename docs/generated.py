@@ -43,7 +43,10 @@ def attribute_docs(kind: type) -> dict[str, str]:
 def attribute_types(kind: type) -> dict[str, str]:
     """The types of the fields of a record, as its source says them."""
     names = getattr(kind, "__struct_fields__", getattr(kind, "_fields", ()))
-    return {name: getattr(kind.__annotations__[name], "__forward_arg__", kind.__annotations__[name]) for name in names}
+    return {
+        name: getattr(kind.__annotations__[name], "__forward_arg__", kind.__annotations__[name])
+        for name in names
+    }
 
 
 def table_row(*cells: str) -> str:

@@ -21,7 +21,14 @@ from generated import DOCS, attribute_docs, attribute_types, table_row, write
 from modelexport import errors
 
 GROUPS = {
-    "Export": ["export_model", "HierarchyExporter", "UnifiedExporter", "ExportReport", "export_batch", "JobResult"],
+    "Export": [
+        "export_model",
+        "HierarchyExporter",
+        "UnifiedExporter",
+        "ExportReport",
+        "export_batch",
+        "JobResult",
+    ],
     "Read": ["load", "TaggedModel", "analyze", "validate", "compare", "strip"],
     "Work by module": ["extract", "partition", "extract_module_subgraph", "verify"],
     "GraphML": ["export_graphml", "import_onnx"],
@@ -63,7 +70,11 @@ def _described(name: str, thing: Any) -> Iterator[str]:
         return
     if not isinstance(thing, type):
         yield f"```\n{_signature(name, thing)}\n```\n"
-    elif not attribute_types(thing) and not issubclass(thing, enum.Enum) and "__init__" in vars(thing):
+    elif (
+        not attribute_types(thing)
+        and not issubclass(thing, enum.Enum)
+        and "__init__" in vars(thing)
+    ):
         yield f"```\n{_signature(name, thing.__init__)}\n```\n"
     yield inspect.cleandoc(thing.__doc__ or "") + "\n"
     if isinstance(thing, type):
@@ -94,7 +105,9 @@ def _rows(kind: type) -> Iterator[tuple[str, str, str]]:
 
 def _getter(value: object) -> Any:
     """The function behind a property."""
-    return getattr(value, "fget", None) or (value.func if isinstance(value, functools.cached_property) else None)
+    return getattr(value, "fget", None) or (
+        value.func if isinstance(value, functools.cached_property) else None
+    )
 
 
 def _signature(name: str, function: Any) -> str:
@@ -159,7 +172,11 @@ def _hints(thing: Any) -> dict[str, Any]:
 def _in_hint(hint: Any) -> set[type]:
     if isinstance(hint, type) and not typing.get_args(hint):
         ours = hint.__module__.startswith("modelexport")
-        return {hint} if ours and (issubclass(hint, msgspec.Struct | enum.Enum) or hasattr(hint, "_fields")) else set()
+        return (
+            {hint}
+            if ours and (issubclass(hint, msgspec.Struct | enum.Enum) or hasattr(hint, "_fields"))
+            else set()
+        )
     return {kind for part in typing.get_args(hint) for kind in _in_hint(part)}
 
 

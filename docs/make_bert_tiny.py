@@ -25,7 +25,11 @@ STRATEGIES = {"fx": "dynamo", "htp": "torchscript"}
 Analyses = dict[str, Analysis]
 COMPONENTS = (
     "embeddings",
-    *(f"encoder.layer.{number}{part}" for number in (0, 1) for part in ("", ".attention", ".intermediate", ".output")),
+    *(
+        f"encoder.layer.{number}{part}"
+        for number in (0, 1)
+        for part in ("", ".attention", ".intermediate", ".output")
+    ),
     "pooler",
 )
 PAGE = Path(__file__).with_name("bert-tiny.md")
@@ -53,7 +57,9 @@ def export_demo(folder: Path) -> dict[str, Path]:
     files = {}
     for strategy in STRATEGIES:
         with redirect_stdout(sys.stderr):
-            failed = command_line(["demo", str(folder / strategy), "--strategy", strategy], standalone_mode=False)
+            failed = command_line(
+                ["demo", str(folder / strategy), "--strategy", strategy], standalone_mode=False
+            )
         if failed:
             raise SystemExit(failed)
         files[strategy] = folder / strategy / "bert-tiny.onnx"
@@ -66,7 +72,10 @@ def component(path: Path, module: str) -> Component:
     members = set(modelexport.extract_module_subgraph(path, None, module).operations)
     facts = next(facts for facts in modelexport.analyze(path).modules if facts.module == module)
     made = {name for node in graph.nodes if node.key in members for name in node.outputs}
-    sizes = {tensor.name: math.prod(tensor.dims) for tensor in modelexport.load(path).proto.graph.initializer}
+    sizes = {
+        tensor.name: math.prod(tensor.dims)
+        for tensor in modelexport.load(path).proto.graph.initializer
+    }
     read: set[str] = set()
     inside = entering = 0
     leaving = sum(name in made for name in graph.outputs)
@@ -78,13 +87,28 @@ def component(path: Path, module: str) -> Component:
         else:
             leaving += sum(name in made for name in node.inputs)
     whole = sum(sizes[name] for name in read)
-    return Component(len(members), facts.operators, inside, entering, leaving, len(read), whole, facts.stored_values)
+    return Component(
+        len(members),
+        facts.operators,
+        inside,
+        entering,
+        leaving,
+        len(read),
+        whole,
+        facts.stored_values,
+    )
 
 
 def page(files: dict[str, Path]) -> str:
     """The whole page, from the files of the demo."""
     analyses = {strategy: modelexport.analyze(path) for strategy, path in files.items()}
-    parts = (_opening(analyses), _shown(analyses), _hidden(analyses), _components(files), _operators(analyses))
+    parts = (
+        _opening(analyses),
+        _shown(analyses),
+        _hidden(analyses),
+        _components(files),
+        _operators(analyses),
+    )
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
@@ -116,7 +140,9 @@ def _opening(analyses: Analyses) -> Iterator[str]:
 
 def _noteworthy(fx: Analysis, htp: Analysis) -> Iterator[str]:
     """What a reader of the tables would ask; the figures are those of the files."""
-    holders = [_code(facts) for facts in fx.modules if facts.tag is not None and facts.tag not in fx.by_tag]
+    holders = [
+        _code(facts) for facts in fx.modules if facts.tag is not None and facts.tag not in fx.by_tag
+    ]
     more = Counter(htp.by_operator)
     more.subtract(fx.by_operator)
     rest = more.total() - more["Constant"] - more["Identity"]
@@ -157,7 +183,9 @@ def _noteworthy(fx: Analysis, htp: Analysis) -> Iterator[str]:
 
 def _text(paragraph: str) -> list[str]:
     indent = "  " if paragraph.startswith("- ") else ""
-    return textwrap.wrap(paragraph, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        paragraph, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _version(name: str) -> str:
@@ -183,9 +211,22 @@ def _shown(analyses: Analyses) -> Iterator[str]:
     for pair in pairs:
         own = (by_tag.get(str(facts.tag), 0) for by_tag, facts in zip(counts, pair, strict=True))
         names = (f"`{pair[0].tag}`", _code(pair[0]), _class(pair[0]))
-        rows.append((_order(pair[0]), *names, *_status(pair), *own, *(facts.nodes for facts in pair)))
+        rows.append(
+            (_order(pair[0]), *names, *_status(pair), *own, *(facts.nodes for facts in pair))
+        )
     rows.append(("", "sum", "", "", "", "", *(sum(by_tag.values()) for by_tag in counts), "", ""))
-    titles = ("order", "tag", "module", "class", "fx", "htp", "own, fx", "own, htp", "all, fx", "all, htp")
+    titles = (
+        "order",
+        "tag",
+        "module",
+        "class",
+        "fx",
+        "htp",
+        "own, fx",
+        "own, htp",
+        "all, fx",
+        "all, htp",
+    )
     yield from _table(titles, rows)
 
 
@@ -204,10 +245,23 @@ def _hidden(analyses: Analyses) -> Iterator[str]:
     for pair in pairs:
         path = pair[0].module
         if path not in tags:
-            above = max((shown for shown in tags if not shown or path.startswith(f"{shown}.")), key=len)
+            above = max(
+                (shown for shown in tags if not shown or path.startswith(f"{shown}.")), key=len
+            )
             own = (facts.own_nodes for facts in pair)
-            rows.append((_order(pair[0]), f"`{path}`", _class(pair[0]), *_status(pair), f"`{tags[above]}`", *own))
-    yield from _table(("order", "module", "class", "fx", "htp", "carry the tag", "own, fx", "own, htp"), rows)
+            rows.append(
+                (
+                    _order(pair[0]),
+                    f"`{path}`",
+                    _class(pair[0]),
+                    *_status(pair),
+                    f"`{tags[above]}`",
+                    *own,
+                )
+            )
+    yield from _table(
+        ("order", "module", "class", "fx", "htp", "carry the tag", "own, fx", "own, htp"), rows
+    )
 
 
 def _pairs(analyses: Analyses) -> list[tuple[ModuleFacts, ...]]:
@@ -240,7 +294,17 @@ def _components(files: dict[str, Path]) -> Iterator[str]:
         "that its nodes read, **stored values** the values in them, **only here** those that no node outside reads. "
         "What dynamo keeps as an initializer counts, constants too, and equal weights of several modules are one."
     )
-    titles = ("module", "operations", "inside", "in", "out", "weights", "stored values", "only here", "operators")
+    titles = (
+        "module",
+        "operations",
+        "inside",
+        "in",
+        "out",
+        "weights",
+        "stored values",
+        "only here",
+        "operators",
+    )
     for strategy, path in files.items():
         yield from ("", f"### {strategy}, by {STRATEGIES[strategy]}", "")
         rows = []
@@ -249,7 +313,14 @@ def _components(files: dict[str, Path]) -> Iterator[str]:
             operators = ", ".join(f"{name} {number}" for name, number in count.operators.items())
             edges = (count.operations, count.inside, count.entering, count.leaving)
             rows.append(
-                (f"`{module}`", *edges, count.weights, f"{count.parameters:,}", f"{count.only_here:,}", operators)
+                (
+                    f"`{module}`",
+                    *edges,
+                    count.weights,
+                    f"{count.parameters:,}",
+                    f"{count.only_here:,}",
+                    operators,
+                )
             )
         yield from _table(titles, rows)
 
@@ -260,7 +331,10 @@ def _operators(analyses: Analyses) -> Iterator[str]:
     rows = [(name, fx.get(name, 0), htp.get(name, 0)) for name in sorted({*fx, *htp})]
     differences = [(*row, f"{row[2] - row[1]:+d}" if row[1] != row[2] else "") for row in rows]
     total = [sum(fx.values()), sum(htp.values())]
-    yield from _table(("operator", "fx", "htp", "more"), [*differences, ("all", *total, f"{total[1] - total[0]:+d}")])
+    yield from _table(
+        ("operator", "fx", "htp", "more"),
+        [*differences, ("all", *total, f"{total[1] - total[0]:+d}")],
+    )
 
 
 def _table(titles: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterator[str]:

@@ -17,31 +17,46 @@ from modelexport.analysis.compare import Comparison
 from modelexport.analysis.validate import Validation
 from modelexport.batch.jobs import BatchJob, JobsFile
 from modelexport.batch.results import JobResult
-from modelexport.parity.records import Verification
-from modelexport.source.specs import InputSpec
-from modelexport.tagged.codec import NodeTag
-from modelexport.tagged.sidecar import (
+from modelexport.modules.record import ModuleRecord, NodeTag
+from modelexport.source.input_specs import InputSpec
+from modelexport.tagged.records import (
     FORMAT,
-    Embedded,
+    EmbeddedMap,
     ExportRecord,
+    ExtractionRecord,
     ModelRecord,
-    ModuleRecord,
     NodeRecord,
-    PieceRecord,
     Sidecar,
     SourceOptions,
     Statistics,
     TensorInfo,
     TensorRecord,
 )
+from modelexport.verification.records import Verification
 
 SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "node-tag": (NodeTag, "The doc_string of a tagged node", {}),
-    "embedded": (Embedded, "The model's metadata entry modelexport.hierarchy", {"format": {"const": FORMAT}}),
+    "embedded": (
+        EmbeddedMap,
+        "The model's metadata entry modelexport.hierarchy",
+        {"format": {"const": FORMAT}},
+    ),
     "sidecar": (Sidecar, "The sidecar, <stem>_hierarchy.json", {"format": {"const": FORMAT}}),
-    "analysis": (Analysis, "modelexport analyze --output-format json", {"format": {"const": ANALYSIS_FORMAT}}),
-    "validation": (Validation, "modelexport validate --output-format json", {"valid": {"type": "boolean"}}),
-    "comparison": (Comparison, "modelexport compare --output-format json", {"verdict": {"type": "string"}}),
+    "analysis": (
+        Analysis,
+        "modelexport analyze --output-format json",
+        {"format": {"const": ANALYSIS_FORMAT}},
+    ),
+    "validation": (
+        Validation,
+        "modelexport validate --output-format json",
+        {"valid": {"type": "boolean"}},
+    ),
+    "comparison": (
+        Comparison,
+        "modelexport compare --output-format json",
+        {"verdict": {"type": "string"}},
+    ),
     "verification": (Verification, "modelexport verify --output-format json", {}),
     "batch-list": (JobsFile, "The list that modelexport batch reads, as TOML or JSON", {}),
     "job-result": (JobResult, "A line that modelexport batch writes for each job", {}),
@@ -51,14 +66,16 @@ SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 
 
 TABLES = (
-    *(NodeTag, Embedded, Sidecar, ModelRecord, ExportRecord, SourceOptions, PieceRecord),
+    *(NodeTag, EmbeddedMap, Sidecar, ModelRecord, ExportRecord, SourceOptions, ExtractionRecord),
     *(ModuleRecord, NodeRecord, TensorRecord, TensorInfo, Statistics, InputSpec),
 )
 """The records whose fields formats.md lists."""
 
 
 def pages() -> dict[Path, str]:
-    found = {DOCS / "schemas" / f"{name}.schema.json": _schema(*told) for name, told in SCHEMAS.items()}
+    found = {
+        DOCS / "schemas" / f"{name}.schema.json": _schema(*told) for name, told in SCHEMAS.items()
+    }
     page = DOCS / "formats.md"
     text = page.read_text()
     for record in TABLES:
@@ -105,11 +122,16 @@ def _jobs(properties: dict[str, Any]) -> dict[str, Any]:
     """Says what the jobs of a list are, and its defaults. A job needs no model, for the defaults may have it."""
     job = msgspec.json.schema(BatchJob)["$defs"]["BatchJob"]
     del job["required"]
-    shared = {name: told for name, told in job["properties"].items() if name not in ("name", "output")}
+    shared = {
+        name: told for name, told in job["properties"].items() if name not in ("name", "output")
+    }
     properties["jobs"] |= {"items": {"$ref": "#/$defs/BatchJob"}, "minItems": 1}
     properties["defaults"] = {"$ref": "#/$defs/Defaults"}
     described = "What the jobs share; a job's own word goes before it."
-    return {"BatchJob": job, "Defaults": {**job, "title": "Defaults", "description": described, "properties": shared}}
+    return {
+        "BatchJob": job,
+        "Defaults": {**job, "title": "Defaults", "description": described, "properties": shared},
+    }
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import modelexport
 from generated import DOCS, between_marks, write
-from modelexport.attribution.evidence import Method
-from modelexport.source.inputs import Wanted, example_inputs
+from modelexport.modules.record import Method
+from modelexport.source.example_inputs import InputRequest, make_example_inputs
 from modelexport.source.load import load_source
 
 MODEL = DOCS.parent / "examples" / "small_vision.py"
@@ -26,24 +26,32 @@ def pages() -> dict[Path, str]:
 
 def _figures() -> str:
     source = load_source(f"{MODEL}:make_model")
-    inputs = example_inputs(source, Wanted(), SEED).inputs
+    inputs = make_example_inputs(source, InputRequest(), SEED).inputs
     columns = {}
     for strategy in modelexport.ExportStrategy:
         with tempfile.TemporaryDirectory() as folder:
-            report = modelexport.export_model(source.model, inputs, Path(folder) / "m.onnx", strategy)
+            report = modelexport.export_model(
+                source.model, inputs, Path(folder) / "m.onnx", strategy
+            )
             verified = modelexport.verify(source.model, inputs, report.onnx_path)
             columns[strategy.value] = _column(report, verified.outcomes)
     columns = {name: columns[name] for name in ("auto", "fx", "htp", "usage_based")}
     titles = next(iter(columns.values()))
-    lines = [f"| | {' | '.join(f'`{name}`' for name in columns)} |", f"|---|{'---|' * len(columns)}"]
-    return "\n".join([*lines, *(f"| {row} | {' | '.join(c[row] for c in columns.values())} |" for row in titles)])
+    lines = [
+        f"| | {' | '.join(f'`{name}`' for name in columns)} |",
+        f"|---|{'---|' * len(columns)}",
+    ]
+    return "\n".join(
+        [*lines, *(f"| {row} | {' | '.join(c[row] for c in columns.values())} |" for row in titles)]
+    )
 
 
 def _column(report: modelexport.ExportReport, outcomes: dict[str, int]) -> dict[str, str]:
     facts = report.hierarchy.statistics
     untagged = Counter(node.op_type for node in report.hierarchy.nodes.values() if node.tag is None)
     told = ", ".join(
-        f"{name} {count}" for name, count in sorted(untagged.items(), key=lambda item: (-item[1], item[0]))
+        f"{name} {count}"
+        for name, count in sorted(untagged.items(), key=lambda item: (-item[1], item[0]))
     )
     return {
         "strategy and exporter that were used": f"{report.strategy}, {report.exporter}",
@@ -56,7 +64,9 @@ def _column(report: modelexport.ExportReport, outcomes: dict[str, int]) -> dict[
             f"modules: `{status}`": str(facts.module_status.get(status, 0))
             for status in ("nodes", "absorbed", "unused")
         },
-        "calls of modules whose value is in the file, and PyTorch's": str(outcomes.get("agrees", 0)),
+        "calls of modules whose value is in the file, and PyTorch's": str(
+            outcomes.get("agrees", 0)
+        ),
         "... and whose value is not in it": str(sum(outcomes.values()) - outcomes.get("agrees", 0)),
     }
 

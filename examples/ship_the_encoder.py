@@ -23,10 +23,14 @@ import modelexport
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    config = T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, use_cache=False)
+    config = T5Config(
+        vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, use_cache=False
+    )
     model = T5Model(config).eval()
     tokens = torch.arange(10).reshape(1, 10)
-    modelexport.export_model(model, {"input_ids": tokens, "decoder_input_ids": tokens[:, :4]}, folder / "t5.onnx")
+    modelexport.export_model(
+        model, {"input_ids": tokens, "decoder_input_ids": tokens[:, :4]}, folder / "t5.onnx"
+    )
 
     piece = modelexport.extract(folder / "t5.onnx", "encoder", folder / "encoder.onnx")
     print(
@@ -34,7 +38,9 @@ def main(folder: Path) -> None:
     )
     print(f"  takes {', '.join(value.name for value in piece.record.inputs)}")
 
-    session = onnxruntime.InferenceSession(folder / "encoder.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        folder / "encoder.onnx", providers=["CPUExecutionProvider"]
+    )
     (hidden,) = session.run(None, {session.get_inputs()[0].name: tokens.numpy()})
     with torch.no_grad():
         expected = model.encoder(tokens).last_hidden_state.numpy()
@@ -44,7 +50,9 @@ def main(folder: Path) -> None:
     # The same file taken apart: each piece can run on another machine, and nothing changes in the last bit.
     values = {"input_ids": tokens.numpy(), "decoder_input_ids": tokens[:, :4].numpy()}
     for part in modelexport.partition(folder / "t5.onnx"):
-        ready = onnxruntime.InferenceSession(part.model.SerializeToString(), providers=["CPUExecutionProvider"])
+        ready = onnxruntime.InferenceSession(
+            part.model.SerializeToString(), providers=["CPUExecutionProvider"]
+        )
         given = ready.run(None, {value.name: values[value.name] for value in part.record.inputs})
         values.update(zip((value.name for value in part.record.outputs), given, strict=True))
         print(f"  {part.record.module or '(its own work)'}: {part.record.nodes} nodes")

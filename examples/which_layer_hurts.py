@@ -24,22 +24,35 @@ import modelexport
 
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
-    logging.getLogger().setLevel(logging.ERROR)  # the quantizer recommends a preprocessing that renames tensors
+    logging.getLogger().setLevel(
+        logging.ERROR
+    )  # the quantizer recommends a preprocessing that renames tensors
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=100, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128
+        vocab_size=100,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=128,
     )
     model = BertModel(config).eval()
-    with torch.no_grad():  # one layer with an outlier, which eight bits for all its weights do badly
+    with (
+        torch.no_grad()
+    ):  # one layer with an outlier, which eight bits for all its weights do badly
         model.encoder.layer[1].output.dense.weight[0, 0] = 30.0
-    inputs = {"input_ids": torch.arange(12).reshape(1, 12), "attention_mask": torch.ones(1, 12, dtype=torch.int64)}
+    inputs = {
+        "input_ids": torch.arange(12).reshape(1, 12),
+        "attention_mask": torch.ones(1, 12, dtype=torch.int64),
+    }
 
     path = folder / "bert.onnx"
     modelexport.export_model(model, inputs, path)
     assert modelexport.verify(model, inputs, path).agrees
 
     quantize_dynamic(str(path), str(folder / "int8.onnx"), weight_type=QuantType.QInt8)
-    onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True), folder / "float16.onnx")
+    onnx.save(
+        convert_float_to_float16(onnx.load(path), keep_io_types=True), folder / "float16.onnx"
+    )
 
     for name in ("int8.onnx", "float16.onnx"):
         result = modelexport.verify(model, inputs, folder / name, atol=1e-2, rtol=1e-2)

@@ -22,14 +22,38 @@ from fuzz.targets import TARGETS
 
 @click.command()
 @click.argument("targets", nargs=-1, type=click.Choice(list(TARGETS)))
-@click.option("--cases", type=click.IntRange(1), default=10_000, show_default=True, help="How many for each target.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same cases.")
-@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Targets at the same time.")
-@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="Folder for files that show a flaw.")
 @click.option(
-    "--repeat", "again", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Files to try once more."
+    "--cases",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="How many for each target.",
 )
-def main(targets: tuple[str, ...], cases: int, seed: int, jobs: int, keep: Path | None, again: Path | None) -> None:
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The same seed gives the same cases."
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), default=2, show_default=True, help="Targets at the same time."
+)
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for files that show a flaw.",
+)
+@click.option(
+    "--repeat",
+    "again",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Files to try once more.",
+)
+def main(
+    targets: tuple[str, ...],
+    cases: int,
+    seed: int,
+    jobs: int,
+    keep: Path | None,
+    again: Path | None,
+) -> None:
     """Look for input that makes a reader fail in any other way than by an error of ours.
 
     All targets if none is named. The exit code is 1 if there was a flaw.
@@ -40,7 +64,9 @@ def main(targets: tuple[str, ...], cases: int, seed: int, jobs: int, keep: Path 
     if jobs == 1:
         outcomes = [hunted(name, cases, seed) for name in names]
     else:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        with ProcessPoolExecutor(
+            jobs, mp_context=get_context("spawn"), max_tasks_per_child=1
+        ) as pool:
             outcomes = list(pool.map(hunted, names, repeat(cases), repeat(seed)))
     for outcome in outcomes:
         for number, flaw in enumerate(outcome.flaws):
@@ -52,7 +78,11 @@ def main(targets: tuple[str, ...], cases: int, seed: int, jobs: int, keep: Path 
 def _repeated(name: str, folder: Path) -> bool:
     warm_up(TARGETS[name])
     verdict = judged(TARGETS[name].readers, folder.resolve(), TARGETS[name].limits)
-    click.echo(f"{name}: no flaw" if verdict.flaw is None else f"{name}: {verdict.flaw.name}\n{verdict.flaw.detail}")
+    click.echo(
+        f"{name}: no flaw"
+        if verdict.flaw is None
+        else f"{name}: {verdict.flaw.name}\n{verdict.flaw.detail}"
+    )
     return verdict.flaw is not None
 
 
@@ -68,10 +98,19 @@ def _show(name: str, number: int, flaw: Found, keep: Path | None) -> None:
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    table = Table("target", *(("cases", "read by some", "seconds", "slowest case", "most memory", "flaws")))
+    table = Table(
+        "target", *(("cases", "read by some", "seconds", "slowest case", "most memory", "flaws"))
+    )
     for o in outcomes:
         share = f"{o.accepted / max(o.cases, 1):.0%}"
-        row = (o.cases, share, f"{o.seconds:.0f}", f"{o.slowest:.2f} s", f"{o.grown >> 20} MiB", len(o.flaws))
+        row = (
+            o.cases,
+            share,
+            f"{o.seconds:.0f}",
+            f"{o.slowest:.2f} s",
+            f"{o.grown >> 20} MiB",
+            len(o.flaws),
+        )
         table.add_row(o.target, *map(str, row))
     return table
 

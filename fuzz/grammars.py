@@ -19,8 +19,8 @@ from fuzz.seeds import MODULES
 from modelexport.batch.jobs import BatchJob
 from modelexport.graphml.dialect import FORMAT_VERSION, GRAPHML, MODES, ON_EDGES, ON_GRAPH, ON_NODES
 from modelexport.graphml.store import part_check
-from modelexport.tagged.codec import NodeTag, encode
-from modelexport.tagged.sidecar import METADATA_KEY, Embedded, Sidecar
+from modelexport.modules.record import NodeTag
+from modelexport.tagged.records import METADATA_KEY, EmbeddedMap, Sidecar, encode_tag
 
 _NAMES = ("x", "y", "z", "w", "m", "a/b", "é", "", "x ", "main")
 _PLAIN = "Add Relu MatMul Identity Shape Reshape Expand Range Tile Slice Squeeze SequenceConstruct Where Unsqueeze"
@@ -55,13 +55,17 @@ def model(draw: Draw) -> bytes:
     """A model of known operators, wired at random."""
     proto = onnx.ModelProto(ir_version=draw(st.sampled_from((10, 8, 3, 0, 99))))
     for domain in draw(st.lists(st.sampled_from(("", "own", "ai.onnx", "ai.onnx.ml")), max_size=3)):
-        proto.opset_import.add(domain=domain, version=draw(st.sampled_from((21, 18, 11, 1, 0, 99, -1))))
+        proto.opset_import.add(
+            domain=domain, version=draw(st.sampled_from((21, 18, 11, 1, 0, 99, -1)))
+        )
     proto.graph.CopyFrom(_graph(draw, 2))
     for _ in range(draw(st.integers(0, 1))):
-        function = proto.functions.add(name="Own", domain="own", input=draw(_some_names), output=draw(_some_names))
+        function = proto.functions.add(
+            name="Own", domain="own", input=draw(_some_names), output=draw(_some_names)
+        )
         function.node.extend(_node(draw, 0) for _ in range(draw(st.integers(0, 2))))
     if draw(st.booleans()):
-        proto.metadata_props.add(key=METADATA_KEY, value=of_json.written(record(draw, Embedded)))
+        proto.metadata_props.add(key=METADATA_KEY, value=of_json.written(record(draw, EmbeddedMap)))
     return proto.SerializeToString()
 
 
@@ -77,15 +81,23 @@ def _graph(draw: Draw, depth: int) -> onnx.GraphProto:
 
 def _node(draw: Draw, depth: int) -> onnx.NodeProto:
     kind = draw(st.sampled_from(list(_OPERATORS)))
-    node = onnx.NodeProto(op_type=kind, input=draw(_some_names), output=draw(_some_names), name=draw(_names))
+    node = onnx.NodeProto(
+        op_type=kind, input=draw(_some_names), output=draw(_some_names), name=draw(_names)
+    )
     node.domain = "own" if kind == "Own" else ""
     for name in _OPERATORS[kind]:
         if draw(st.integers(0, 5)):
             node.attribute.append(_attribute(draw, name, depth))
     if draw(st.booleans()):
-        tags = draw(st.lists(st.sampled_from([tag for tag in MODULES.values() if tag]), min_size=1, max_size=2))
+        tags = draw(
+            st.lists(
+                st.sampled_from([tag for tag in MODULES.values() if tag]), min_size=1, max_size=2
+            )
+        )
         path = draw(st.sampled_from(list(MODULES)))
-        node.doc_string = encode(NodeTag(tuple(tags), tags[0], len(tags), "scope", path)).decode()
+        node.doc_string = encode_tag(
+            NodeTag(tuple(tags), tags[0], len(tags), "scope", path)
+        ).decode()
     return node
 
 
@@ -105,13 +117,19 @@ def _attribute(draw: Draw, name: str, depth: int) -> onnx.AttributeProto:
 def _tensor(draw: Draw) -> TensorProto:
     tensor = TensorProto(name=draw(_names), data_type=draw(st.integers(0, 26)))
     tensor.dims.extend(draw(st.lists(_SIZES, max_size=3)))
-    field = draw(st.sampled_from(("raw_data", "int64_data", "float_data", "string_data", "external", "none")))
+    field = draw(
+        st.sampled_from(("raw_data", "int64_data", "float_data", "string_data", "external", "none"))
+    )
     if field == "raw_data":
         tensor.raw_data = bytes(draw(st.sampled_from((0, 1, 4, 8, 24, 2000))))
     elif field == "external":
         tensor.data_location = TensorProto.EXTERNAL
         for key in draw(st.lists(st.sampled_from(("location", "offset", "length")), max_size=3)):
-            place = draw(st.sampled_from(("m.onnx.data", "m.onnx", "../x", "0", "-1", "99", "9" * 30, "x", ".", "\0")))
+            place = draw(
+                st.sampled_from(
+                    ("m.onnx.data", "m.onnx", "../x", "0", "-1", "99", "9" * 30, "x", ".", "\0")
+                )
+            )
             tensor.external_data.add(key=key, value=place)
     elif field != "none":
         getattr(tensor, field).extend([b"x"] if field == "string_data" else [1, 2])
@@ -138,7 +156,9 @@ def sidecar(draw: Draw) -> bytes:
 
 def jobs(draw: Draw) -> bytes:
     """A list of jobs that say all that a job can."""
-    told = of_json.Object([("jobs", [record(draw, BatchJob) for _ in range(draw(st.integers(0, 3)))])])
+    told = of_json.Object(
+        [("jobs", [record(draw, BatchJob) for _ in range(draw(st.integers(0, 3)))])]
+    )
     if draw(st.booleans()):
         told.append(("defaults", record(draw, BatchJob)))
     return of_json.written(told).encode()
@@ -146,8 +166,22 @@ def jobs(draw: Draw) -> bytes:
 
 def specs(draw: Draw) -> bytes:
     """Descriptions of inputs, most of them such as people write."""
-    kinds = ("float32", "int64", "bool", "int8", "uint8", "bfloat16", "complex64", "float64", "uint64", "nn", "")
-    numbers = st.sampled_from((0, 1, -1, 0.5, 2, 300, 1e10, -1e300, 1e308, 9223372036854775807, 1 << 64))
+    kinds = (
+        "float32",
+        "int64",
+        "bool",
+        "int8",
+        "uint8",
+        "bfloat16",
+        "complex64",
+        "float64",
+        "uint64",
+        "nn",
+        "",
+    )
+    numbers = st.sampled_from(
+        (0, 1, -1, 0.5, 2, 300, 1e10, -1e300, 1e308, 9223372036854775807, 1 << 64)
+    )
     found = of_json.Object()
     for name in draw(_some_names):
         spec = of_json.Object([("shape", draw(st.lists(_SIZES, max_size=4)))])
@@ -161,22 +195,43 @@ def specs(draw: Draw) -> bytes:
 
 def arrays(draw: Draw) -> bytes:
     """An .npz of arrays whose headers say what they like."""
-    kinds = ("<f4", "<i8", "|b1", "|O", "<U4", "|S3", ">f4", "<M8[s]", "|V8", "<c8", "<u8", "<q9", "[('a', '<f4')]", "")
+    kinds = (
+        "<f4",
+        "<i8",
+        "|b1",
+        "|O",
+        "<U4",
+        "|S3",
+        ">f4",
+        "<M8[s]",
+        "|V8",
+        "<c8",
+        "<u8",
+        "<q9",
+        "[('a', '<f4')]",
+        "",
+    )
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", draw(st.sampled_from((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))) as archive:
+    with zipfile.ZipFile(
+        file, "w", draw(st.sampled_from((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)))
+    ) as archive:
         for number in range(draw(st.integers(0, 3))):
             shape = ", ".join(map(str, draw(st.lists(_SIZES, max_size=3))))
             kind, turned = draw(st.sampled_from(kinds)), draw(st.booleans())
             header = f"{{'descr': '{kind}', 'fortran_order': {turned}, 'shape': ({shape},)}}"
             if not draw(st.integers(0, 9)):
                 header = draw(
-                    st.sampled_from(("{}", "x", "[" * 3000, "{'descr': 1, 'shape': 2, 'fortran_order': 3}", ""))
+                    st.sampled_from(
+                        ("{}", "x", "[" * 3000, "{'descr': 1, 'shape': 2, 'fortran_order': 3}", "")
+                    )
                 )
             version = draw(st.sampled_from((1, 2, 3, 9)))
             size = len(header).to_bytes(2 if version == 1 else 4, "little")
             body = bytes(draw(st.sampled_from((0, 4, 8, 24, 1 << 14))))
             name = draw(st.sampled_from((f"x{number}", f"../x{number}", "x" * number)))
-            archive.writestr(f"{name}.npy", b"\x93NUMPY" + bytes((version, 0)) + size + header.encode() + body)
+            archive.writestr(
+                f"{name}.npy", b"\x93NUMPY" + bytes((version, 0)) + size + header.encode() + body
+            )
     return file.getvalue()
 
 
@@ -186,14 +241,24 @@ def record(draw: Draw, kind: Any) -> object:
 
 
 _texts = st.sampled_from(
-    (*MODULES, *(tag for tag in MODULES.values() if tag), *_NAMES, "nodes", "scope", "block", "m.onnx")
+    (
+        *MODULES,
+        *(tag for tag in MODULES.values() if tag),
+        *_NAMES,
+        "nodes",
+        "scope",
+        "block",
+        "m.onnx",
+    )
 )
 
 
 def _of_type(draw: Draw, kind: msgspec.inspect.Type) -> object:
     match kind:
         case msgspec.inspect.StructType():
-            return of_json.Object((field.encode_name, _of_type(draw, field.type)) for field in kind.fields)
+            return of_json.Object(
+                (field.encode_name, _of_type(draw, field.type)) for field in kind.fields
+            )
         case msgspec.inspect.DictType():
             keys = draw(st.lists(_texts, max_size=3))
             return of_json.Object((key, _of_type(draw, kind.value_type)) for key in keys)
@@ -219,9 +284,17 @@ def graphml(draw: Draw) -> bytes:
         for scope, names in (("graph", ON_GRAPH), ("node", ON_NODES), ("edge", ON_EDGES))
         for name, kind in names.items()
     ]
-    card = _drawn(draw, "model", onnx.ModelProto(graph=onnx.GraphProto(name="g"), ir_version=10).SerializeToString())
+    card = _drawn(
+        draw,
+        "model",
+        onnx.ModelProto(graph=onnx.GraphProto(name="g"), ir_version=10).SerializeToString(),
+    )
     mode = draw(st.sampled_from(MODES))
-    card += _data("n", format_version=FORMAT_VERSION, parameters=of_json.written(of_json.Object([("mode", mode)])))
+    card += _data(
+        "n",
+        format_version=FORMAT_VERSION,
+        parameters=of_json.written(of_json.Object([("mode", mode)])),
+    )
     nodes = [f'<node id="n0">{card}</node>', *_nodes(draw, 2, "n")]
     ends = st.integers(0, 6).map("n{}".format)
     edges = [
@@ -238,15 +311,31 @@ def _nodes(draw: Draw, depth: int, before: str) -> list[str]:
     made = []
     for number in range(1, draw(st.integers(1, 4)) + 1):
         kind = draw(
-            st.sampled_from(("operator", "input", "output", "initializer", "sparse_initializer", "module", "body"))
+            st.sampled_from(
+                (
+                    "operator",
+                    "input",
+                    "output",
+                    "initializer",
+                    "sparse_initializer",
+                    "module",
+                    "body",
+                )
+            )
         )
         parts = {
             "operator": lambda: _node(draw, 1).SerializeToString(),
             "initializer": lambda: _tensor(draw).SerializeToString(),
-            "sparse_initializer": lambda: onnx.SparseTensorProto(values=_tensor(draw)).SerializeToString(),
+            "sparse_initializer": lambda: onnx.SparseTensorProto(
+                values=_tensor(draw)
+            ).SerializeToString(),
         }
         told = _drawn(draw, kind, parts[kind]() if kind in parts else None)
-        inner = "".join(_nodes(draw, depth - 1, f"{before}{number}")) if depth and not draw(st.integers(0, 2)) else ""
+        inner = (
+            "".join(_nodes(draw, depth - 1, f"{before}{number}"))
+            if depth and not draw(st.integers(0, 2))
+            else ""
+        )
         graph = f"<graph>{inner}</graph>" if inner else ""
         made.append(f'<node id="{before}{number}">{told}{graph}</node>')
     return made
@@ -254,7 +343,12 @@ def _nodes(draw: Draw, depth: int, before: str) -> list[str]:
 
 def _drawn(draw: Draw, kind: str, part: bytes | None) -> str:
     small = st.integers(0, 4)
-    told: dict[str, object] = {"kind": kind, "name": "x", "execution_order": draw(small), "position": draw(small)}
+    told: dict[str, object] = {
+        "kind": kind,
+        "name": "x",
+        "execution_order": draw(small),
+        "position": draw(small),
+    }
     if not draw(st.integers(0, 3)):
         told["scope"] = draw(st.sampled_from(("0/0", "1/0", "1/1", "2/0", "f0", "x")))
     if not draw(st.integers(0, 3)):
@@ -265,5 +359,7 @@ def _drawn(draw: Draw, kind: str, part: bytes | None) -> str:
 
 
 def _data(on: str, /, **told: object) -> str:
-    plain = {name: str(text).replace("&", "&amp;").replace("<", "&lt;") for name, text in told.items()}
+    plain = {
+        name: str(text).replace("&", "&amp;").replace("<", "&lt;") for name, text in told.items()
+    }
     return "".join(f'<data key="{on}_{name}">{text}</data>' for name, text in plain.items())

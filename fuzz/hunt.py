@@ -64,7 +64,10 @@ class Outcome(msgspec.Struct):
 
 
 def hunt(
-    target: Target, cases: int, start: int, on_progress: Callable[[Outcome], object] = lambda outcome: None
+    target: Target,
+    cases: int,
+    start: int,
+    on_progress: Callable[[Outcome], object] = lambda outcome: None,
 ) -> Outcome:
     """So many cases, no two alike, the same for the same start. After a flaw it goes on, and looks for others."""
     began = time.monotonic()
@@ -109,7 +112,9 @@ def hunted(name: str, cases: int, start: int) -> Outcome:
 class _Hunter:
     """Tries cases that were not tried yet, until one has a flaw that is not known yet."""
 
-    def __init__(self, target: Target, work: Path, on_progress: Callable[[Outcome], object]) -> None:
+    def __init__(
+        self, target: Target, work: Path, on_progress: Callable[[Outcome], object]
+    ) -> None:
         self.outcome = Outcome(target.name)
         self._target = target
         self._cases = target.cases()

@@ -92,7 +92,9 @@ def _flaw(told: list[_Told], status: int, fault: str, grown: int, limits: Limits
     if fault.startswith("Timeout"):
         return Flaw(f"{last.reader}: took more than {limits.seconds:g} s", fault)
     if status:
-        place = next((_place(*found.groups()) for found in _FRAME.finditer(fault)), "no place known")
+        place = next(
+            (_place(*found.groups()) for found in _FRAME.finditer(fault)), "no place known"
+        )
         return Flaw(f"{last.reader}: died with status {status}, {place}", fault)
     if grown > limits.memory:
         return Flaw(f"took more than {limits.memory >> 20} MiB", f"{grown >> 20} MiB")
@@ -100,7 +102,12 @@ def _flaw(told: list[_Told], status: int, fault: str, grown: int, limits: Limits
 
 
 def _run(
-    readers: Mapping[str, Reader], folder: Path, out: Path, limits: Limits, pipe: int, fault: BinaryIO
+    readers: Mapping[str, Reader],
+    folder: Path,
+    out: Path,
+    limits: Limits,
+    pipe: int,
+    fault: BinaryIO,
 ) -> None:  # never returns
     status = 1
     try:
@@ -113,7 +120,9 @@ def _run(
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         faulthandler.enable(fault)
         faulthandler.dump_traceback_later(limits.seconds, exit=True, file=fault)
-        os.write(pipe, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024).to_bytes(8, "little"))
+        os.write(
+            pipe, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024).to_bytes(8, "little")
+        )
         for name, reader in readers.items():
             _tell(pipe, _Told(name))
             told = _tried(name, reader, folder, out)
@@ -132,25 +141,38 @@ def _tried(name: str, reader: Reader, folder: Path, out: Path) -> _Told:
         return _Told(name)
     except BaseException as error:
         with suppress(MemoryError):
-            return _Told(name, False, f"{type(error).__name__} in {_innermost(error.__traceback__)}", _lines(error))
+            return _Told(
+                name,
+                False,
+                f"{type(error).__name__} in {_innermost(error.__traceback__)}",
+                _lines(error),
+            )
         return _Told(name, False, "MemoryError", "")
     return _Told(name, accepted=True)
 
 
 def _lines(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error, limit=-30)).encode("utf-8", "backslashreplace").decode()[-20_000:]
+    return (
+        "".join(traceback.format_exception(error, limit=-30))
+        .encode("utf-8", "backslashreplace")
+        .decode()[-20_000:]
+    )
 
 
 def _innermost(found: TracebackType | None) -> str:
     """The last place in our own code that an error came from."""
-    frames = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_tb(found)]
+    frames = [
+        (f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_tb(found)
+    ]
     ours = [frame for frame in frames if "modelexport" in frame[0]] or frames
     return _place(*ours[-1])
 
 
 def _place(file: str, line: int | str, function: str) -> str:
     path = Path(file)
-    return f"{path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path.name}:{line} {function}"
+    return (
+        f"{path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path.name}:{line} {function}"
+    )
 
 
 def _tell(pipe: int, told: _Told) -> None:

@@ -30,7 +30,11 @@ def stretch(draw: Draw, size: int) -> tuple[int, int]:
 
 def _flip(draw: Draw, data: bytes, other: bytes) -> bytes:
     at = place(draw, len(data))
-    return data[:at] + bytes(byte ^ 1 << draw(st.integers(0, 7)) for byte in data[at : at + 1]) + data[at + 1 :]
+    return (
+        data[:at]
+        + bytes(byte ^ 1 << draw(st.integers(0, 7)) for byte in data[at : at + 1])
+        + data[at + 1 :]
+    )
 
 
 def _overwrite(draw: Draw, data: bytes, other: bytes) -> bytes:

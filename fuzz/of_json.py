@@ -24,11 +24,54 @@ ODD = tuple(
     map(
         Raw,
         (
-            *("null", "true", "false", "0", "-1", "1.5", "-0.0", "1e5", '""', '"x"', "[]", "{}", "[null]", '{"":0}'),
-            *("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 30, "-1" + "0" * 30, "9" * 5000),
-            *("9223372036854775807", "-9223372036854775808", "9223372036854775808", "18446744073709551616"),
-            *(r'"\ud800"', r'"\udfff\ud800"', r'"\u0000"', r'"\u001b[31m"', '"é漢😀"', r'"\u2028"', '"a/b"', '"../x"'),
-            *("[" * _DEEP, "[" * _DEEP + "]" * _DEEP, '{"a":' * 1000 + "0" + "}" * 1000, '"' + "a" * 70_000 + '"'),
+            *(
+                "null",
+                "true",
+                "false",
+                "0",
+                "-1",
+                "1.5",
+                "-0.0",
+                "1e5",
+                '""',
+                '"x"',
+                "[]",
+                "{}",
+                "[null]",
+                '{"":0}',
+            ),
+            *(
+                "NaN",
+                "Infinity",
+                "-Infinity",
+                "1e999",
+                "-1e999",
+                "1" + "0" * 30,
+                "-1" + "0" * 30,
+                "9" * 5000,
+            ),
+            *(
+                "9223372036854775807",
+                "-9223372036854775808",
+                "9223372036854775808",
+                "18446744073709551616",
+            ),
+            *(
+                r'"\ud800"',
+                r'"\udfff\ud800"',
+                r'"\u0000"',
+                r'"\u001b[31m"',
+                '"é漢😀"',
+                r'"\u2028"',
+                '"a/b"',
+                '"../x"',
+            ),
+            *(
+                "[" * _DEEP,
+                "[" * _DEEP + "]" * _DEEP,
+                '{"a":' * 1000 + "0" + "}" * 1000,
+                '"' + "a" * 70_000 + '"',
+            ),
             *("", "'x'", "// x", '"', "{,}", "tru"),
         ),
     )
@@ -71,7 +114,9 @@ def _rename(draw: Draw, holder: list, at: int, everything: list) -> None:
     """Another key, where there is one: any of the text, or an odd one."""
     if isinstance(holder, Object):
         keys = [other[there][0] for other, there in everything if isinstance(other, Object)]
-        key = draw(st.sampled_from(keys)) if draw(st.booleans()) else Raw(draw(st.sampled_from(ODD)))
+        key = (
+            draw(st.sampled_from(keys)) if draw(st.booleans()) else Raw(draw(st.sampled_from(ODD)))
+        )
         holder[at] = (key, holder[at][1])
 
 

@@ -12,7 +12,7 @@ from onnx import ModelProto
 from fuzz import of_bytes, of_json
 from fuzz.of_bytes import Draw, place
 from modelexport.errors import FormatError
-from modelexport.tagged import wire
+from modelexport.onnx_file import wire
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _HUGE = (
@@ -22,7 +22,24 @@ _HUGE = (
     b"\xff" * 9 + b"\x01",
     b"\xff" * 10,
 )
-_NUMBERS = (0, 1, -1, 2, 3, 7, 16, 22, 99, 127, 1 << 31, -(1 << 31), (1 << 31) - 1, 1 << 40, (1 << 63) - 1, -(1 << 63))
+_NUMBERS = (
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    16,
+    22,
+    99,
+    127,
+    1 << 31,
+    -(1 << 31),
+    (1 << 31) - 1,
+    1 << 40,
+    (1 << 63) - 1,
+    -(1 << 63),
+)
 _TEXTS = (
     "",
     "x",
@@ -168,7 +185,9 @@ def _messages(message: Message) -> list[Message]:
     return found
 
 
-def _change(draw: Draw, message: Message, field: FieldDescriptor, everything: list[Message]) -> None:
+def _change(
+    draw: Draw, message: Message, field: FieldDescriptor, everything: list[Message]
+) -> None:
     if not field.is_repeated:
         if field.message_type is not None:
             _copy(draw, getattr(message, field.name), everything)
@@ -210,7 +229,9 @@ def _copy(draw: Draw, message: Message, everything: list[Message]) -> None:
     message.ParseFromString(new)
 
 
-def _scalar(draw: Draw, message: Message, field: FieldDescriptor, everything: list[Message]) -> object:
+def _scalar(
+    draw: Draw, message: Message, field: FieldDescriptor, everything: list[Message]
+) -> object:
     """A value of a field: one that the same or any text field has elsewhere, or an odd one."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
         return draw(st.sampled_from([value.number for value in field.enum_type.values]))

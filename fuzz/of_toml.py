@@ -7,11 +7,55 @@ from hypothesis import strategies as st
 from fuzz.of_bytes import Draw, place
 
 _ODD = (
-    *('""', '"x"', "''", '"""', "'''\nx\n'''", '"\\ud800"', '"\\u0000"', '"../x"', '"é漢😀"', '"' + "a" * 70_000 + '"'),
-    *("true", "0", "-1", "1.5", "nan", "-inf", "1e999", "9" * 5000, "0x7fffffffffffffffffff", "1979-05-27", "07:32:00"),
-    *("[]", "{}", "[[]]", "[1, 'x']", "{a = 1, a = 2}", "[" * 100_000, "{a=" * 1000, "", "x", "=", "# x"),
+    *(
+        '""',
+        '"x"',
+        "''",
+        '"""',
+        "'''\nx\n'''",
+        '"\\ud800"',
+        '"\\u0000"',
+        '"../x"',
+        '"é漢😀"',
+        '"' + "a" * 70_000 + '"',
+    ),
+    *(
+        "true",
+        "0",
+        "-1",
+        "1.5",
+        "nan",
+        "-inf",
+        "1e999",
+        "9" * 5000,
+        "0x7fffffffffffffffffff",
+        "1979-05-27",
+        "07:32:00",
+    ),
+    *(
+        "[]",
+        "{}",
+        "[[]]",
+        "[1, 'x']",
+        "{a = 1, a = 2}",
+        "[" * 100_000,
+        "{a=" * 1000,
+        "",
+        "x",
+        "=",
+        "# x",
+    ),
 )
-_TABLES = ("[x]", "[[x]]", "[x.y.z]", "[[x.y]]", "[]", "[[", '["\\u0000"]', "[" + ".".join("x" * 2000) + "]")
+_TABLES = (
+    "[x]",
+    "[[x]]",
+    "[x.y.z]",
+    "[[x.y]]",
+    "[]",
+    "[[",
+    '["\\u0000"]',
+    "[" + ".".join("x" * 2000) + "]",
+)
 
 
 def damaged(draw: Draw, text: bytes) -> bytes:
@@ -21,7 +65,9 @@ def damaged(draw: Draw, text: bytes) -> bytes:
     except UnicodeDecodeError:
         return text
     at, other = place(draw, len(lines)), place(draw, len(lines))
-    kind = draw(st.sampled_from(("value", "value", "swap", "key", "table", "drop", "double", "move")))
+    kind = draw(
+        st.sampled_from(("value", "value", "swap", "key", "table", "drop", "double", "move"))
+    )
     key, equals, value = lines[at].partition("=")
     if kind == "value":
         lines[at] = f"{key}= {draw(st.sampled_from(_ODD))}"

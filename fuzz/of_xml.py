@@ -16,8 +16,28 @@ from modelexport.graphml.store import part_check
 
 _NODE, _EDGE, _DATA, _KEY = (f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "data", "key"))
 _MESSAGES = {MODEL: onnx.ModelProto, INITIALIZER: onnx.TensorProto, SPARSE: onnx.SparseTensorProto}
-_TEXTS = ("", " ", "\n", "0", "-1", "1", "٣", "1e3", "999999999", "9" * 5000, "x", "é", "0/0", "1/0", "0/9", "n0", "If")
-_ENTITIES = b'<!DOCTYPE graphml [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+_TEXTS = (
+    "",
+    " ",
+    "\n",
+    "0",
+    "-1",
+    "1",
+    "٣",
+    "1e3",
+    "999999999",
+    "9" * 5000,
+    "x",
+    "é",
+    "0/0",
+    "1/0",
+    "0/9",
+    "n0",
+    "If",
+)
+_ENTITIES = (
+    b'<!DOCTYPE graphml [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+)
 _OUTSIDE = b'<!DOCTYPE graphml SYSTEM "file:///etc/passwd" [<!ENTITY % x SYSTEM "file:///etc/passwd"> %x;]>'
 
 Element = etree._Element
@@ -41,12 +61,16 @@ def damaged(draw: Draw, text: bytes) -> bytes:
 
 def seal(root: Element) -> None:
     """Make every part say that it is as it was written, or nothing behind that check would ever be tried."""
-    names = {key.get("id"): key.get("attr.name") for key in root.iter(_KEY) if key.get("for") == "node"}
+    names = {
+        key.get("id"): key.get("attr.name") for key in root.iter(_KEY) if key.get("for") == "node"
+    }
     for node in root.iter(_NODE):
         told = {names.get(data.get("key")): data for data in node.iterchildren(_DATA)}
         if "onnx" in told and "check" in told:
             try:
-                message = base64.b64decode("".join((told["onnx"].text or "").split()), validate=True)
+                message = base64.b64decode(
+                    "".join((told["onnx"].text or "").split()), validate=True
+                )
             except (binascii.Error, ValueError):
                 continue
             stored = "" if told.get("values") is None else told["values"].text or ""
@@ -69,7 +93,9 @@ def _in_text(draw: Draw, text: bytes) -> bytes:
     if choice == 5:
         depth = draw(st.sampled_from((50, 300, 5000)))
         nodes = b"".join(b'<node id="deep%d"><graph>' % number for number in range(depth))
-        return text.replace(b"</graph></graphml>", nodes + b"</graph></node>" * depth + b"</graph></graphml>")
+        return text.replace(
+            b"</graph></graphml>", nodes + b"</graph></node>" * depth + b"</graph></graphml>"
+        )
     return text
 
 
@@ -129,7 +155,9 @@ def _ids(draw: Draw, element: Element, elements: list[Element]) -> None:
 
 
 def _tag(draw: Draw, element: Element, elements: list[Element]) -> None:
-    element.tag = draw(st.sampled_from((_NODE, _EDGE, _DATA, _KEY, f"{{{GRAPHML}}}graph", "x", "{http://x}node")))
+    element.tag = draw(
+        st.sampled_from((_NODE, _EDGE, _DATA, _KEY, f"{{{GRAPHML}}}graph", "x", "{http://x}node"))
+    )
 
 
 def _part(draw: Draw, element: Element, elements: list[Element]) -> None:
@@ -138,7 +166,9 @@ def _part(draw: Draw, element: Element, elements: list[Element]) -> None:
     if not holders:
         return
     holder = holders[place(draw, len(holders))]
-    kind = next((e.text for e in holder.itersiblings(_DATA, preceding=True) if e.get("key") == "n_kind"), "")
+    kind = next(
+        (e.text for e in holder.itersiblings(_DATA, preceding=True) if e.get("key") == "n_kind"), ""
+    )
     try:
         message = base64.b64decode(holder.text)
     except (binascii.Error, ValueError):
@@ -152,11 +182,30 @@ def _part(draw: Draw, element: Element, elements: list[Element]) -> None:
 
 def _record(draw: Draw, element: Element, elements: list[Element]) -> None:
     """What JSON says of values and where they are."""
-    holders = [e for e in elements if e.get("key") in ("n_values", "n_parameters", "n_attributes") and e.text]
+    holders = [
+        e
+        for e in elements
+        if e.get("key") in ("n_values", "n_parameters", "n_attributes") and e.text
+    ]
     if holders:
         holder = holders[place(draw, len(holders))]
         new = of_json.damaged(draw, holder.text.encode()).decode("utf-8", "replace")
         holder.text = "".join(c for c in new if c >= " " or c in "\t\n")
 
 
-_KINDS = (_drop, _double, _move, _attribute, _text, _swap, _ids, _tag, _part, _part, _part, _part, _record, _record)
+_KINDS = (
+    _drop,
+    _double,
+    _move,
+    _attribute,
+    _text,
+    _swap,
+    _ids,
+    _tag,
+    _part,
+    _part,
+    _part,
+    _part,
+    _record,
+    _record,
+)

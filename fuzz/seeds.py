@@ -14,13 +14,20 @@ from onnx import helper, numpy_helper
 
 import modelexport
 from graphml.handmade import HANDMADE, model, value
-from modelexport.graph import flatten
+from modelexport.attribution.module_records import HierarchyMap, tagged_chunks
+from modelexport.graph.flat import flatten
 from modelexport.graphml.dialect import MODES
-from modelexport.tagged.build import HierarchyMap, all_tags, complete, consumer_tags, tagged_pieces
-from modelexport.tagged.codec import NodeTag
-from modelexport.tagged.sidecar import ExportRecord, ModelRecord, ModuleRecord, encode_sidecar
+from modelexport.modules.record import ModuleRecord, NodeTag
+from modelexport.tagged.records import ExportRecord, ModelRecord, encode_sidecar
+from modelexport.tagged.tables import complete_sidecar, consumer_tags, tags_of_node
 
-MODEL, SIDECAR, DATA, GRAPHML, GRAPHML_DATA = "m.onnx", "m_hierarchy.json", "m.onnx.data", "g.graphml", "g.onnxdata"
+MODEL, SIDECAR, DATA, GRAPHML, GRAPHML_DATA = (
+    "m.onnx",
+    "m_hierarchy.json",
+    "m.onnx.data",
+    "g.graphml",
+    "g.onnxdata",
+)
 MODULES = {
     "": "/Net",
     "encoder": "/Net/Encoder",
@@ -79,29 +86,49 @@ def net() -> onnx.ModelProto:
         helper.make_node("Gemm", ["flat", "w2"], ["g"], alpha=0.5),
         helper.make_node("Softmax", ["g"], ["y"], axis=-1, doc_string="of its own"),
     ]
-    return model(nodes, [value("x", shape=["batch", 20])], [value("y", shape=["batch", 3])], weights)
+    return model(
+        nodes, [value("x", shape=["batch", 20])], [value("y", shape=["batch", 3])], weights
+    )
 
 
 def tagged(proto: onnx.ModelProto) -> Files:
     """A model with a map, as an export writes it: nodes take turns to belong to a few modules."""
     graph = flatten(proto)
-    homes = [_HOMES[number * len(_HOMES) // max(len(graph.nodes), 1)] for number in range(len(graph.nodes))]
+    homes = [
+        _HOMES[number * len(_HOMES) // max(len(graph.nodes), 1)]
+        for number in range(len(graph.nodes))
+    ]
     primary = [MODULES[home] or MODULES["encoder.block"] for home in homes]
     consumers = consumer_tags(graph, primary)
     tags = []
     for number, (node, home, own) in enumerate(zip(graph.nodes, homes, primary, strict=True)):
-        told = all_tags(node, own, consumers)
+        told = tags_of_node(node, own, consumers)
         doc = graph.protos[number].doc_string or None
-        tags.append(NodeTag(told, own, len(told), "scope", home, number % 2 if home == "encoder" else None, doc=doc))
+        tags.append(
+            NodeTag(
+                told,
+                own,
+                len(told),
+                "scope",
+                home,
+                number % 2 if home == "encoder" else None,
+                doc=doc,
+            )
+        )
     record = ModelRecord("fuzz.Net", "fuzz", MODEL, 21, proto.ir_version)
     export = ExportRecord("htp", "torchscript", "auto", None, 0, (), (), (), {"torch": "0"})
-    hierarchy = HierarchyMap(tuple(tags), complete(graph, tags, record, export, _modules(homes, graph.outputs)))
-    data = b"".join(tagged_pieces(proto.SerializeToString(), hierarchy))
+    hierarchy = HierarchyMap(
+        tuple(tags), complete_sidecar(graph, tags, record, export, _modules(homes, graph.outputs))
+    )
+    data = b"".join(tagged_chunks(proto.SerializeToString(), hierarchy))
     return Files({MODEL: data, SIDECAR: encode_sidecar(hierarchy.sidecar)})
 
 
 def _modules(homes: Sequence[str], results: Sequence[str]) -> dict[str, ModuleRecord]:
-    counts = {path: sum(home == path or not path or home.startswith(f"{path}.") for home in homes) for path in MODULES}
+    counts = {
+        path: sum(home == path or not path or home.startswith(f"{path}.") for home in homes)
+        for path in MODULES
+    }
     return {
         path: ModuleRecord(
             tag=tag,
@@ -113,7 +140,9 @@ def _modules(homes: Sequence[str], results: Sequence[str]) -> dict[str, ModuleRe
             forward_args=("x",),
             parameters=("w1", "b1") if "linear" in path else (),
             direct_parameters=(),
-            children=tuple(p.rpartition(".")[2] for p in MODULES if p and p.rpartition(".")[0] == path),
+            children=tuple(
+                p.rpartition(".")[2] for p in MODULES if p and p.rpartition(".")[0] == path
+            ),
             aliases=(),
             nodes=counts[path],
             results=(tuple(results),) if path in ("", "head") else (),

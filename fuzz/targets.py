@@ -32,9 +32,9 @@ from fuzz.seeds import GRAPHML, MODEL, MODULES, SIDECAR, Files, Seed
 from modelexport.batch.jobs import read_jobs
 from modelexport.batch.results import JobResult, ResultsFile
 from modelexport.errors import FormatError, ModelExportError
+from modelexport.extraction.extract import list_extractable
 from modelexport.graphml.dialect import MODES
-from modelexport.pieces.listing import extractable
-from modelexport.tagged.sidecar import METADATA_KEY, content_digest, decode_embedded, encode_embedded
+from modelexport.tagged.records import METADATA_KEY, decode_embedded, encode_embedded, text_digest
 
 Damage = Callable[[Draw, bytes], bytes]
 _CHANGES, _CHANGES_MADE_UP = (1, 1, 1, 1, 2, 2, 3, 5), (0, 0, 1, 2)
@@ -126,7 +126,9 @@ def _extract(folder: Path, out: Path) -> None:
 def _extract_some(folder: Path, out: Path) -> None:
     """A module, written to a file or into memory."""
     choice = _choice(folder / MODEL, 2 * len(MODULES))
-    modelexport.extract(folder / MODEL, [*MODULES][choice // 2], out / "some.onnx" if choice % 2 else None)
+    modelexport.extract(
+        folder / MODEL, [*MODULES][choice // 2], out / "some.onnx" if choice % 2 else None
+    )
 
 
 def _take_apart(folder: Path, out: Path) -> None:
@@ -146,11 +148,26 @@ def _there_and_back(folder: Path, out: Path) -> None:
 def _reading_command(folder: Path, out: Path) -> None:
     """One of the commands that show something."""
     path = folder / MODEL
-    forms = [("analyze", path, "--output-format", form) for form in ("summary", "detailed", "json", "csv")]
-    forms += [("analyze", path, "--filter-tag", told) for told in ("/Net/Encoder", "auxiliary", "e*")]
-    forms += [("validate", path, "--check-consistency", "--output-format", form) for form in ("text", "json")]
-    forms += [("compare", path, path), ("extract", path, "--list"), ("extract", path, "encoder", out / "piece.onnx")]
-    forms += [("strip", path, out / "stripped.onnx"), ("export-graphml", path, out / "shown.graphml")]
+    forms = [
+        ("analyze", path, "--output-format", form)
+        for form in ("summary", "detailed", "json", "csv")
+    ]
+    forms += [
+        ("analyze", path, "--filter-tag", told) for told in ("/Net/Encoder", "auxiliary", "e*")
+    ]
+    forms += [
+        ("validate", path, "--check-consistency", "--output-format", form)
+        for form in ("text", "json")
+    ]
+    forms += [
+        ("compare", path, path),
+        ("extract", path, "--list"),
+        ("extract", path, "encoder", out / "piece.onnx"),
+    ]
+    forms += [
+        ("strip", path, out / "stripped.onnx"),
+        ("export-graphml", path, out / "shown.graphml"),
+    ]
     _command(*forms[_choice(path, len(forms))])
 
 
@@ -164,7 +181,7 @@ _ON_MODELS: dict[str, Reader] = {
     "extract": _extract,
     "extract some": _extract_some,
     "take apart": _take_apart,
-    "extract --list": lambda folder, out: extractable(folder / MODEL),
+    "extract --list": lambda folder, out: list_extractable(folder / MODEL),
     "graphml": _there_and_back,
     "command": _reading_command,
 }
@@ -177,7 +194,12 @@ def _import(folder: Path, out: Path) -> None:
 
 
 def _import_command(folder: Path, out: Path) -> None:
-    _command("import-onnx", folder / GRAPHML, out / "again.onnx", *(["--validate"] * _choice(folder / GRAPHML, 2)))
+    _command(
+        "import-onnx",
+        folder / GRAPHML,
+        out / "again.onnx",
+        *(["--validate"] * _choice(folder / GRAPHML, 2)),
+    )
 
 
 _ON_GRAPHML: dict[str, Reader] = {"import": _import, "command": _import_command}
@@ -187,7 +209,7 @@ def _specs(folder: Path, out: Path) -> None:
     """The inputs that are described, made."""
     import torch
 
-    from modelexport.source.specs import InputSpec, make_tensor, read_specs
+    from modelexport.source.input_specs import InputSpec, make_tensor, read_specs
 
     for path in folder.iterdir():
         for spec in read_specs(path).values():
@@ -213,9 +235,11 @@ def _with_digests(files: Files) -> None:
         for entry in proto.metadata_props:
             if entry.key == METADATA_KEY:
                 embedded = decode_embedded(entry.value)
-                sidecar = content_digest(files.get(SIDECAR, b""))
+                sidecar = text_digest(files.get(SIDECAR, b""))
                 new = msgspec.structs.replace(embedded, sidecar_digest=sidecar)
-                entry.value = encode_embedded(msgspec.structs.replace(new, digest=new.computed_digest()))
+                entry.value = encode_embedded(
+                    msgspec.structs.replace(new, digest=new.computed_digest())
+                )
                 files[MODEL] = proto.SerializeToString()
 
 
@@ -279,12 +303,22 @@ def _toml_jobs() -> Iterable[Seed]:
 
 
 def _json_jobs() -> Iterable[Seed]:
-    yield Seed(Files({"jobs.json": msgspec.json.encode(tomllib.loads(_JOBS.decode()))}), "jobs.json")
+    yield Seed(
+        Files({"jobs.json": msgspec.json.encode(tomllib.loads(_JOBS.decode()))}), "jobs.json"
+    )
 
 
 def _results_seeds() -> Iterable[Seed]:
-    done = JobResult(name="first", status="done", output="/out/first.onnx", nodes=3, files={"first.onnx": "0" * 64})
-    failed = JobResult(name="second", status="failed", output="/out/second.onnx", message="no", log=("a", "b"))
+    done = JobResult(
+        name="first",
+        status="done",
+        output="/out/first.onnx",
+        nodes=3,
+        files={"first.onnx": "0" * 64},
+    )
+    failed = JobResult(
+        name="second", status="failed", output="/out/second.onnx", message="no", log=("a", "b")
+    )
     lines = b"\n".join(map(msgspec.json.encode, (done, failed))) + b"\n"
     yield Seed(Files({"results.jsonl": lines}), "results.jsonl")
 
@@ -300,13 +334,31 @@ TARGETS = {
             grammars.model,
             _with_digests,
         ),
-        Target("sidecar", _sidecars, (of_json.damaged,), _ON_SIDECARS, grammars.sidecar, _with_digests),
+        Target(
+            "sidecar", _sidecars, (of_json.damaged,), _ON_SIDECARS, grammars.sidecar, _with_digests
+        ),
         Target("graphml", seeds.drawings, (of_xml.damaged,), _ON_GRAPHML, grammars.graphml),
-        Target("onnxdata", seeds.beside, (), _where(GRAPHML, _ON_GRAPHML) | _where(MODEL, _ON_MODELS)),
-        Target("specs", _specs_seeds, (of_json.damaged,), {"specs": _specs}, grammars.specs, limits=_FILLED),
+        Target(
+            "onnxdata", seeds.beside, (), _where(GRAPHML, _ON_GRAPHML) | _where(MODEL, _ON_MODELS)
+        ),
+        Target(
+            "specs",
+            _specs_seeds,
+            (of_json.damaged,),
+            {"specs": _specs},
+            grammars.specs,
+            limits=_FILLED,
+        ),
         Target("jobs", _json_jobs, (of_json.damaged,), {"jobs": _jobs}, grammars.jobs),
         Target("toml", _toml_jobs, (of_toml.damaged,), {"jobs": _jobs}),
         Target("results", _results_seeds, (of_json.damaged,), {"results": _results}),
-        Target("arrays", _arrays_seeds, (of_zip.damaged,), {"specs": _specs}, grammars.arrays, limits=_FILLED),
+        Target(
+            "arrays",
+            _arrays_seeds,
+            (of_zip.damaged,),
+            {"specs": _specs},
+            grammars.arrays,
+            limits=_FILLED,
+        ),
     )
 }

@@ -30,9 +30,13 @@ def sweep_one(model_type: str, seconds: float) -> list[Outcome]:
         try:
             model, inputs = build(model_type)
         except CannotBuildError as error:
-            return [Outcome(model_type, strategy, "not-built", str(error)) for strategy in EXPORTERS]
+            return [
+                Outcome(model_type, strategy, "not-built", str(error)) for strategy in EXPORTERS
+            ]
         return [
-            _timed(model_type, strategy, partial(judge, model_type, strategy, model, inputs), seconds)
+            _timed(
+                model_type, strategy, partial(judge, model_type, strategy, model, inputs), seconds
+            )
             for strategy in EXPORTERS
         ]
 
@@ -60,9 +64,13 @@ def sweep(names: list[str], jobs: int, seconds: float) -> Iterator[Outcome]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sweep", description=__doc__)
-    parser.add_argument("model_types", nargs="*", help="model types of transformers; all of them if none is named")
+    parser.add_argument(
+        "model_types", nargs="*", help="model types of transformers; all of them if none is named"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=120, help="time limit of one export and its value test")
+    parser.add_argument(
+        "--seconds", type=float, default=120, help="time limit of one export and its value test"
+    )
     parser.add_argument("--results", type=Path, default=_ROOT / "build" / "sweep.jsonl")
     parser.add_argument("--page", type=Path, default=_ROOT / "docs" / "compatibility.md")
     options = parser.parse_args()
@@ -82,7 +90,9 @@ def main() -> None:
                 f"{outcome.strategy:4} {outcome.status:12} {outcome.reason[:60]!r}",
                 flush=True,
             )
-    options.results.write_bytes(b"".join(msgspec.json.encode(known[key]) + b"\n" for key in sorted(known)))
+    options.results.write_bytes(
+        b"".join(msgspec.json.encode(known[key]) + b"\n" for key in sorted(known))
+    )
     write_page(options.page, [known[key] for key in sorted(known)])
 
 

@@ -10,11 +10,11 @@ import transformers
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from modelexport.baseline.calling import in_signature_order, read_inputs
+from modelexport.capture.inputs import in_signature_order, parse_inputs
 from modelexport.errors import first_line
 from modelexport.source.guess import guesses
-from modelexport.source.hub import exportable
-from modelexport.source.specs import make_tensor
+from modelexport.source.huggingface import use_exportable_experts
+from modelexport.source.input_specs import make_tensor
 from sweep.shrink import shrunk
 
 _MOST_PARAMETERS = 60_000_000
@@ -52,17 +52,20 @@ def build(model_type: str) -> tuple[nn.Module, dict[str, Any]]:
             except Exception as error:
                 reasons.append(_line(error))
             else:
-                return model, in_signature_order(model, read_inputs(inputs)).kwargs
+                return model, in_signature_order(model, parse_inputs(inputs)).kwargs
     raise CannotBuildError(reasons[0] if reasons else "no smaller configuration")
 
 
 def _model(config: Any) -> nn.Module:
     with torch.device("meta"):
-        size = sum(parameter.numel() for parameter in transformers.AutoModel.from_config(config).parameters())
+        size = sum(
+            parameter.numel()
+            for parameter in transformers.AutoModel.from_config(config).parameters()
+        )
     if size > _MOST_PARAMETERS:
         raise ValueError(f"too large even when small: {size / 1e6:.0f} million parameters")
     torch.manual_seed(0)
-    return exportable(transformers.AutoModel.from_config(config).eval())
+    return use_exportable_experts(transformers.AutoModel.from_config(config).eval())
 
 
 def _line(error: BaseException) -> str:

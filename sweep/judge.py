@@ -58,27 +58,40 @@ def _judge(outcome: Outcome, model: nn.Module, inputs: dict[str, Any], folder: P
         outcome.status, outcome.reason = ("we-fail" if able else "torch-cannot"), _cause(error)
         return
     outcome.nodes, outcome.modules = report.nodes, report.hierarchy.statistics.modules
-    outcome.covering = sum(record.covers is not msgspec.UNSET for record in report.hierarchy.nodes.values())
+    outcome.covering = sum(
+        record.covers is not msgspec.UNSET for record in report.hierarchy.nodes.values()
+    )
     exported = modelexport.load(target)
     try:
         returned = proof.pytorch_values(model, inputs)
         idle = {path for path in returned if exported.modules[path].status == "unused"}
-        idle -= _ran_while_exporting(model, inputs, folder, EXPORTERS[outcome.strategy]) if idle else set()
+        idle -= (
+            _ran_while_exporting(model, inputs, folder, EXPORTERS[outcome.strategy])
+            if idle
+            else set()
+        )
         returned = {path: calls for path, calls in returned.items() if path not in idle}
         proof.check_map(exported, returned)
         wrong = differences(exported, model, recorded)
-        assert not wrong, f"{len(wrong)} nodes are not in the module that torch recorded: {wrong[0]}"
+        assert not wrong, (
+            f"{len(wrong)} nodes are not in the module that torch recorded: {wrong[0]}"
+        )
     except AssertionError as error:
         outcome.status, outcome.reason = "we-fail", str(error)
         return
     asked = [info.name for info in report.hierarchy.export.inputs if info.name not in inputs]
     if asked:
-        outcome.status, outcome.reason = "torch-wrong", f"the file asks for {', '.join(asked)}, which was not given"
+        outcome.status, outcome.reason = (
+            "torch-wrong",
+            f"the file asks for {', '.join(asked)}, which was not given",
+        )
         return
     findings = modelexport.validate(target, check_consistency=True).findings
     ours = [found.message for found in findings if found.code != "onnx-invalid"]
     if findings:
-        outcome.status, outcome.reason = ("we-fail", ours[0]) if ours else ("torch-wrong", findings[0].message)
+        outcome.status, outcome.reason = (
+            ("we-fail", ours[0]) if ours else ("torch-wrong", findings[0].message)
+        )
         return
     try:
         proof.check_valid(target)
@@ -94,10 +107,15 @@ def _judge(outcome: Outcome, model: nn.Module, inputs: dict[str, Any], folder: P
         outcome.reason = wrong or "; ".join(verdict.failures)
 
 
-def _ran_while_exporting(model: nn.Module, inputs: dict[str, Any], folder: Path, exporter: str) -> set[str]:
+def _ran_while_exporting(
+    model: nn.Module, inputs: dict[str, Any], folder: Path, exporter: str
+) -> set[str]:
     """The modules that run in a plain export: some models take another way when they are traced."""
     ran: set[str] = set()
-    hooks = [m.register_forward_pre_hook(lambda *_, path=path: ran.add(path)) for path, m in model.named_modules()]
+    hooks = [
+        m.register_forward_pre_hook(lambda *_, path=path: ran.add(path))
+        for path, m in model.named_modules()
+    ]
     _plain_can(model, inputs, folder, exporter)
     for hook in hooks:
         hook.remove()
@@ -145,4 +163,9 @@ def warm_up() -> None:
     """Load what every export loads, before the processes are forked."""
     torch.set_num_threads(1)
     for strategy in EXPORTERS:
-        judge("warm-up", strategy, nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), {"input": torch.ones(1, 4)})
+        judge(
+            "warm-up",
+            strategy,
+            nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
+            {"input": torch.ones(1, 4)},
+        )

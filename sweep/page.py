@@ -35,7 +35,9 @@ def write_page(path: Path, outcomes: list[Outcome]) -> None:
 
 
 def _page(outcomes: list[Outcome]) -> Iterator[str]:
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "torch", "onnx"))
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "torch", "onnx")
+    )
     by_type: dict[str, dict[str, Outcome]] = {}
     for outcome in outcomes:
         by_type.setdefault(outcome.model_type, {})[outcome.strategy] = outcome
@@ -54,13 +56,20 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
     yield "Numbers are nodes. The value test looked for every tensor that every module returned; one whose last reshape"
     yield "was merged with the next module's counts as found."
     yield ""
-    yield from _table(("model type", *EXPORTERS), [(name, *_cells(found)) for name, found in sorted(built.items())])
+    yield from _table(
+        ("model type", *EXPORTERS),
+        [(name, *_cells(found)) for name, found in sorted(built.items())],
+    )
     yield ""
     yield "## Not built"
     yield ""
     yield from _table(
         ("model type", "reason"),
-        [(name, _text(found["fx"].reason)) for name, found in sorted(by_type.items()) if name not in built],
+        [
+            (name, _text(found["fx"].reason))
+            for name, found in sorted(by_type.items())
+            if name not in built
+        ],
     )
 
 
@@ -69,11 +78,22 @@ def _all(found: dict[str, Outcome], status: str) -> bool:
 
 
 def _totals(by_type: dict[str, dict[str, Outcome]]) -> Iterator[tuple[str, ...]]:
-    counts = {name: Counter(found[name].status for found in by_type.values() if name in found) for name in EXPORTERS}
+    counts = {
+        name: Counter(found[name].status for found in by_type.values() if name in found)
+        for name in EXPORTERS
+    }
     best = Counter(_best(found) for found in by_type.values())
     for status, meaning in _MEANING.items():
-        yield (f"`{status}`: {meaning}", *(str(counts[name][status]) for name in EXPORTERS), str(best[status]))
-    yield ("model types", *(str(sum(counts[name].values())) for name in EXPORTERS), str(len(by_type)))
+        yield (
+            f"`{status}`: {meaning}",
+            *(str(counts[name][status]) for name in EXPORTERS),
+            str(best[status]),
+        )
+    yield (
+        "model types",
+        *(str(sum(counts[name].values())) for name in EXPORTERS),
+        str(len(by_type)),
+    )
 
 
 def _best(found: dict[str, Outcome]) -> str:
@@ -86,7 +106,11 @@ def _best(found: dict[str, Outcome]) -> str:
 def _cells(found: dict[str, Outcome]) -> Iterator[str]:
     for name in EXPORTERS:
         outcome = found[name]
-        yield str(outcome.nodes) if outcome.status == "exported" else f"{outcome.status}: {_text(outcome.reason)}"
+        yield (
+            str(outcome.nodes)
+            if outcome.status == "exported"
+            else f"{outcome.status}: {_text(outcome.reason)}"
+        )
 
 
 def _table(titles: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
@@ -99,5 +123,10 @@ def _table(titles: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[s
 
 def _text(reason: str) -> str:
     """One line, without what would break a table or name a folder of this machine."""
-    words = _FOLDERS.sub("…/", " ".join(reason.split())).replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+    words = (
+        _FOLDERS.sub("…/", " ".join(reason.split()))
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace("`", "'")
+    )
     return words if len(words) <= 200 else f"{words[:199]}…"

@@ -22,7 +22,9 @@ _HEADS = re.compile(r"heads?$")
 _HEAD_WIDTH = re.compile(r"head_dim$|^kv_channels$|^d_kv$")
 _WINDOW = re.compile(r"window(_size)?$")
 _TOKEN = re.compile(r"token(_id|_index|_ids|_type_idx)$|_id$|_idx$")
-_KEPT = re.compile(r"rate$|channels?$|kernel|stride|theta|seed|version|labels|ratio|groups?$|frames?$|levels$")
+_KEPT = re.compile(
+    r"rate$|channels?$|kernel|stride|theta|seed|version|labels|ratio|groups?$|frames?$|levels$"
+)
 
 WORDS = 160
 _WIDE = 32
@@ -69,13 +71,18 @@ def shrunk(config: Any) -> Iterator[Any]:
 def _shrink_fields(fields: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     counts = {value for name, value in fields.items() if _LAYERS.search(name) and _is_count(value)}
     small = {name: _shrink(name, value, fields, recipe, counts) for name, value in fields.items()}
-    words = next((value for name, value in small.items() if _VOCABULARY.search(name) and _is_count(value)), None)
+    words = next(
+        (value for name, value in small.items() if _VOCABULARY.search(name) and _is_count(value)),
+        None,
+    )
     return small if words is None else _within(small, words)
 
 
 def _shrink(name: str, value: Any, fields: dict[str, Any], recipe: Recipe, counts: set[int]) -> Any:
     if isinstance(value, dict):
-        return _shrink_fields(value, recipe) if all(isinstance(key, str) for key in value) else value
+        return (
+            _shrink_fields(value, recipe) if all(isinstance(key, str) for key in value) else value
+        )
     if isinstance(value, list):
         return _shrink_list(name, value, fields, recipe, counts)
     if not _is_count(value) or _TOKEN.search(name) or _KEPT.search(name):
@@ -101,7 +108,9 @@ def _shrink(name: str, value: Any, fields: dict[str, Any], recipe: Recipe, count
     return _narrower(value, recipe)
 
 
-def _shrink_list(name: str, value: list[Any], fields: dict[str, Any], recipe: Recipe, counts: set[int]) -> list[Any]:
+def _shrink_list(
+    name: str, value: list[Any], fields: dict[str, Any], recipe: Recipe, counts: set[int]
+) -> list[Any]:
     if recipe.layers is not None and len(value) > recipe.layers and len(value) in counts:
         value = _one_of_each(value)[: recipe.layers]
     if _IMAGE.search(name) and all(map(_is_count, value)):
@@ -113,7 +122,9 @@ def _shrink_list(name: str, value: list[Any], fields: dict[str, Any], recipe: Re
     return [
         _shrink_fields(item, recipe)
         if isinstance(item, dict)
-        else max(_narrower(item, recipe), min(item, 8))  # a stage of two channels has norms that tell nothing
+        else max(
+            _narrower(item, recipe), min(item, 8)
+        )  # a stage of two channels has norms that tell nothing
         if _is_count(item)
         else item
         for item in value

@@ -43,7 +43,9 @@ SMALL = {
 
 def bert() -> Example:
     return build(
-        transformers.BertConfig(**SMALL), input_ids=tokens(), attention_mask=torch.ones(1, 7, dtype=torch.long)
+        transformers.BertConfig(**SMALL),
+        input_ids=tokens(),
+        attention_mask=torch.ones(1, 7, dtype=torch.long),
     )
 
 
@@ -56,7 +58,8 @@ def distilbert() -> Example:
 
 def gpt2() -> Example:
     return build(
-        transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=99, n_positions=32), input_ids=tokens()
+        transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=99, n_positions=32),
+        input_ids=tokens(),
     )
 
 
@@ -87,8 +90,15 @@ def bart() -> Example:
 
 
 def vit() -> Example:
-    small = {key: value for key, value in SMALL.items() if key not in ("vocab_size", "max_position_embeddings")}
-    return build(transformers.ViTConfig(**small, image_size=16, patch_size=8), pixel_values=noise(1, 3, 16, 16))
+    small = {
+        key: value
+        for key, value in SMALL.items()
+        if key not in ("vocab_size", "max_position_embeddings")
+    }
+    return build(
+        transformers.ViTConfig(**small, image_size=16, patch_size=8),
+        pixel_values=noise(1, 3, 16, 16),
+    )
 
 
 def swin() -> Example:
@@ -147,15 +157,23 @@ def whisper() -> Example:
 
 
 def mamba() -> Example:
-    config = transformers.MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=2, vocab_size=99)
+    config = transformers.MambaConfig(
+        hidden_size=16, state_size=4, num_hidden_layers=2, vocab_size=99
+    )
     return build(config, input_ids=tokens())
 
 
 def clip() -> Example:
     text = {**SMALL, "eos_token_id": 2}
-    vision = {key: value for key, value in SMALL.items() if key not in ("vocab_size", "max_position_embeddings")}
+    vision = {
+        key: value
+        for key, value in SMALL.items()
+        if key not in ("vocab_size", "max_position_embeddings")
+    }
     config = transformers.CLIPConfig(
-        text_config=text, vision_config={**vision, "image_size": 16, "patch_size": 8}, projection_dim=8
+        text_config=text,
+        vision_config={**vision, "image_size": 16, "patch_size": 8},
+        projection_dim=8,
     )
     return build(
         config,

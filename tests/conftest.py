@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "busy", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    "busy",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("busy")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

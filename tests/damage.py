@@ -12,7 +12,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from modelexport.tagged.sidecar import sidecar_path
+from modelexport.tagged.records import sidecar_path
 
 
 class Block(nn.Module):

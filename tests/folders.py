@@ -17,7 +17,21 @@ WORDS = [
     "[CLS]",
     "[SEP]",
     ",",
-    *["every", "node", "of", "this", "graph", "belongs", "to", "a", "module", "and", "that", "ran", "is"],
+    *[
+        "every",
+        "node",
+        "of",
+        "this",
+        "graph",
+        "belongs",
+        "to",
+        "a",
+        "module",
+        "and",
+        "that",
+        "ran",
+        "is",
+    ],
 ]
 SMALL = {
     "hidden_size": 16,
@@ -31,10 +45,16 @@ Saved = tuple[PreTrainedModel, list[Any]]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", bos_token="[CLS]", eos_token="[SEP]"
+        tokenizer_object=words,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        bos_token="[CLS]",
+        eos_token="[SEP]",
     )
 
 
@@ -43,12 +63,20 @@ def text_encoder() -> Saved:
 
 
 def text_decoder() -> Saved:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, num_key_value_heads=1)), [tokenizer()]
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, num_key_value_heads=1)), [
+        tokenizer()
+    ]
 
 
 def encoder_decoder() -> Saved:
     config = transformers.T5Config(
-        d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=len(WORDS), decoder_start_token_id=0
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=2,
+        vocab_size=len(WORDS),
+        decoder_start_token_id=0,
     )
     return transformers.T5ForConditionalGeneration(config), [tokenizer()]
 
@@ -95,12 +123,15 @@ def speech() -> Saved:
 def text_and_image() -> Saved:
     text = {**TEXT, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
     config = transformers.CLIPConfig(text_config=text, vision_config=IMAGE, projection_dim=8)
-    image = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    image = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
     return transformers.CLIPModel(config), [transformers.CLIPProcessor(image, tokenizer())]
 
 
 KINDS: dict[str, Callable[[], Saved]] = {
-    make.__name__: make for make in (text_encoder, text_decoder, encoder_decoder, vision, audio, speech, text_and_image)
+    make.__name__: make
+    for make in (text_encoder, text_decoder, encoder_decoder, vision, audio, speech, text_and_image)
 }
 
 

@@ -187,10 +187,21 @@ def check_sample(sample: str, output: str) -> None:
     at = 0
     for part in re.split(r"^ *\.\.\.\n", sample, flags=re.MULTILINE):
         wanted = [_pattern(line) for line in part.splitlines()]
-        place = next((place for place in range(at, len(told)) if _begins(wanted, told[place:])), None)
+        place = next(
+            (place for place in range(at, len(told)) if _begins(wanted, told[place:])), None
+        )
         if place is None:
-            lost = next((line for line in part.splitlines() if not any(map(_pattern(line).fullmatch, told))), part)
-            raise UnfitError(f"the output has no such lines, or not in this order: {lost!r}\n{output}")
+            lost = next(
+                (
+                    line
+                    for line in part.splitlines()
+                    if not any(map(_pattern(line).fullmatch, told))
+                ),
+                part,
+            )
+            raise UnfitError(
+                f"the output has no such lines, or not in this order: {lost!r}\n{output}"
+            )
         at = place + len(wanted)
 
 

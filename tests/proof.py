@@ -24,9 +24,10 @@ import torch
 from torch import nn
 
 import modelexport
-from modelexport.baseline.calling import read_inputs
-from modelexport.hierarchy.capture import leaves_in, scan, tensors_in
-from modelexport.hierarchy.tree import is_within
+from modelexport.capture.inputs import parse_inputs
+from modelexport.capture.module_tree import read_module_tree
+from modelexport.capture.recorder import flatten_leaves, flatten_tensors
+from modelexport.modules.tree import is_within
 from modelexport.tagged.model import TaggedModel
 from scopes import differences, recorded_scopes
 
@@ -55,28 +56,33 @@ class Verdict:
 
 
 def floats(value: object) -> list[np.ndarray]:
-    found = [t.detach() for t in tensors_in(value) if isinstance(t, torch.Tensor)]
+    found = [t.detach() for t in flatten_tensors(value) if isinstance(t, torch.Tensor)]
     return [t.float().numpy().copy() for t in found if t.is_floating_point() and t.numel()]
 
 
 def pytorch_values(model: nn.Module, example_inputs: Any) -> dict[str, list[Returned]]:
     """Run the model once and keep what each module returned, by module path and call."""
-    inputs = read_inputs(example_inputs)
+    inputs = parse_inputs(example_inputs)
     values: dict[str, list[Returned]] = {}
     unfinished: list[tuple[str, int]] = []
     handles = []
     try:
-        for path in scan(model):
+        for path in read_module_tree(model):
 
             def begin(module: nn.Module, args: Any, path: str = path) -> None:
                 values.setdefault(path, []).append(Returned([], [], []))
                 unfinished.append((path, len(values[path]) - 1))
 
-            def keep(module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
-                while (call := unfinished.pop())[0] != path:  # cut short by an error that the model caught
+            def keep(
+                module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path
+            ) -> None:
+                while (call := unfinished.pop())[
+                    0
+                ] != path:  # cut short by an error that the model caught
                     pass
                 results = [
-                    t.detach().numpy().copy() if isinstance(t, torch.Tensor) else None for t in leaves_in(output)
+                    t.detach().numpy().copy() if isinstance(t, torch.Tensor) else None
+                    for t in flatten_leaves(output)
                 ]
                 values[path][call[1]] = Returned(floats((args, kwargs)), floats(output), results)
 
@@ -108,11 +114,15 @@ def eager_conditions() -> Iterator[None]:
 
 
 def onnx_values(path: Path, example_inputs: Any) -> dict[str, np.ndarray]:
-    """Run the file with every tensor exposed and optimisation off; keys as in `modelexport.graph`."""
+    """Run the file with every tensor exposed and optimisation off; keys as in `modelexport.graph.flat`."""
     proto = onnx.load(path)
-    inputs = read_inputs(example_inputs)
-    given = [t.detach().numpy() for t in tensors_in((inputs.args, list(inputs.kwargs.values())))]
-    initializers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    inputs = parse_inputs(example_inputs)
+    given = [
+        t.detach().numpy() for t in flatten_tensors((inputs.args, list(inputs.kwargs.values())))
+    ]
+    initializers = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer
+    }
     names = [value.name for value in proto.graph.input if value.name not in initializers]
     feeds = _match_feeds(proto, names, inputs, given)
     values = _run(proto, feeds, path.parent)
@@ -130,7 +140,11 @@ def _match_feeds(
     proto: onnx.ModelProto, names: list[str], inputs: Any, given: list[np.ndarray]
 ) -> dict[str, np.ndarray]:
     """By name where the names are the model's own, else by position (an exporter may drop unused inputs)."""
-    by_name = {name: value.numpy() for name, value in inputs.kwargs.items() if isinstance(value, torch.Tensor)}
+    by_name = {
+        name: value.numpy()
+        for name, value in inputs.kwargs.items()
+        if isinstance(value, torch.Tensor)
+    }
     if names and all(name in by_name for name in names):
         return {name: by_name[name] for name in names}
     if len(names) == len(given):
@@ -144,7 +158,9 @@ def _match_feeds(
     return feeds
 
 
-def _run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
+def _run(
+    proto: onnx.ModelProto, feeds: dict[str, np.ndarray], folder: Path
+) -> dict[str, np.ndarray]:
     exposed = onnx.ModelProto()
     exposed.CopyFrom(proto)
     present = {value.name for value in exposed.graph.output}
@@ -156,10 +172,16 @@ def _run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], folder: Path) -> 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(exposed.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        exposed.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     outputs = [value.name for value in session.get_outputs()]
     results = session.run(outputs, feeds)
-    return {name: value for name, value in zip(outputs, results, strict=True) if isinstance(value, np.ndarray)}
+    return {
+        name: value
+        for name, value in zip(outputs, results, strict=True)
+        if isinstance(value, np.ndarray)
+    }
 
 
 def _branch_to_inline(proto: onnx.ModelProto) -> onnx.NodeProto | None:
@@ -198,10 +220,16 @@ def value_test(
     verdict = Verdict(reshaped=reshaped)
     records = exported.modules
     carried = {path: _carried(records, path) for path in records}
-    by_module = _tensors_by(exported, lambda tag: {p for path in _modules(tag) for p in _dotted_prefixes(path)})
-    by_tag = _tensors_by(exported, lambda tag: {p for path in _modules(tag) for p in _tag_prefixes(carried[path])})
+    by_module = _tensors_by(
+        exported, lambda tag: {p for path in _modules(tag) for p in _dotted_prefixes(path)}
+    )
+    by_tag = _tensors_by(
+        exported, lambda tag: {p for path in _modules(tag) for p in _tag_prefixes(carried[path])}
+    )
     by_call = _tensors_by(exported, lambda tag: [(tag.hierarchy_module, tag.hierarchy_call)])
-    covering = {path for _, tag in exported.items() if tag is not None for path in tag.hierarchy_covers}
+    covering = {
+        path for _, tag in exported.items() if tag is not None for path in tag.hierarchy_covers
+    }
     owners = {tag.hierarchy_module for _, tag in exported.items() if tag is not None}
     constant = {name for node, _ in exported.items() if not node.inputs for name in node.outputs}
     constant.update(exported.graph.initializers)
@@ -217,20 +245,34 @@ def value_test(
         made = [tensor for call in calls for tensor in _made(call)]
         # What the exporter folded into a constant may be computed by another module as well.
         made = [tensor for tensor in made if not found(tensor, folded, values)]
-        if not any(name for names in record.results for name in names):  # nothing reads it, so it is not in the file
-            others = [calls for other, calls in returned.items() if not is_within(path, other) and other != path]
+        if not any(
+            name for names in record.results for name in names
+        ):  # nothing reads it, so it is not in the file
+            others = [
+                calls
+                for other, calls in returned.items()
+                if not is_within(path, other) and other != path
+            ]
             alike = [tensor for calls in others for call in calls for tensor in _made(call)]
             made = [tensor for tensor in made if not any(same(tensor, other) for other in alike)]
-        _check_module(verdict, f"{path!r} by module", made, by_module.get(path, []), computed, values)
+        _check_module(
+            verdict, f"{path!r} by module", made, by_module.get(path, []), computed, values
+        )
         if record.tag is not None:
-            _check_module(verdict, f"{path!r} by tag", made, by_tag.get(record.tag, []), computed, values)
+            _check_module(
+                verdict, f"{path!r} by tag", made, by_tag.get(record.tag, []), computed, values
+            )
         if not record.children and record.calls == len(calls) > 1 and path not in covering:
             for number, call in enumerate(calls):
                 others = [tensor for other in calls if other is not call for tensor in other.given]
                 _check_number(
                     verdict,
                     f"{path!r} call {number}",
-                    [tensor for tensor in _made(call) if not any(same(tensor, other) for other in others)],
+                    [
+                        tensor
+                        for tensor in _made(call)
+                        if not any(same(tensor, other) for other in others)
+                    ],
                     by_call.get((path, number), []),
                     by_module.get(path, []),
                     values,
@@ -270,7 +312,9 @@ def _check_module(
         missing = [tensor for tensor in missing if not found(tensor.reshape(-1), names, flat)]
     misplaced = [tensor for tensor in missing if found(tensor, computed, values)]
     if misplaced:
-        verdict.failures.append(f"{place}: {len(misplaced)} of {len(made)} tensors are at other modules' nodes")
+        verdict.failures.append(
+            f"{place}: {len(misplaced)} of {len(made)} tensors are at other modules' nodes"
+        )
     verdict.gone += len(missing) - len(misplaced)
 
 
@@ -288,20 +332,36 @@ def _check_number(
             verdict.failures.append(f"{place}: its result is at the nodes of another call")
 
 
-def check_results(exported: TaggedModel, returned: dict[str, list[Returned]], values: dict[str, np.ndarray]) -> int:
+def check_results(
+    exported: TaggedModel, returned: dict[str, list[Returned]], values: dict[str, np.ndarray]
+) -> int:
     """Where the record says under which name a module's result is in the file, that tensor has its value."""
     checked = 0
     for path, calls in returned.items():
         recorded = exported.modules[path].results
-        assert len(recorded) in (0, len(calls)), f"{path!r}: {len(recorded)} results for {len(calls)} calls"
+        assert len(recorded) in (0, len(calls)), (
+            f"{path!r}: {len(recorded)} results for {len(calls)} calls"
+        )
         for number, (names, call) in enumerate(zip(recorded, calls, strict=False)):
-            assert not path or len(names) == len(call.results), f"{path!r}: {names} for {len(call.results)} results"
+            assert not path or len(names) == len(call.results), (
+                f"{path!r}: {names} for {len(call.results)} results"
+            )
             for name, tensor in zip(names, call.results, strict=False):
-                if name is not None and tensor is not None and (path or len(names) == len(call.results)):
+                if (
+                    name is not None
+                    and tensor is not None
+                    and (path or len(names) == len(call.results))
+                ):
                     place = f"{path!r} call {number}: {name} is not what the module returned"
                     there = values[name]
-                    assert there.shape == tensor.shape, f"{place}: {there.shape}, not {tensor.shape}"
-                    assert same(tensor, there) if tensor.dtype.kind == "f" else np.array_equal(tensor, there), place
+                    assert there.shape == tensor.shape, (
+                        f"{place}: {there.shape}, not {tensor.shape}"
+                    )
+                    assert (
+                        same(tensor, there)
+                        if tensor.dtype.kind == "f"
+                        else np.array_equal(tensor, there)
+                    ), place
                     checked += 1
     return checked
 
@@ -349,7 +409,9 @@ def _tag_prefixes(tag: str) -> Iterator[str]:
         yield "/".join(parts[:end])
 
 
-def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: str, **options: Any) -> None:
+def plain_export(
+    model: nn.Module, example_inputs: Any, path: Path, exporter: str, **options: Any
+) -> None:
     """The baseline as anyone would write it, with nothing of ours.
 
     Where the tracer cannot pass keywords, or would make inputs of the numbers that forward has as
@@ -357,11 +419,17 @@ def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: st
     done without.
     """
     named = isinstance(example_inputs, dict)
-    args = () if named else example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    args = (
+        () if named else example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    )
     if args and isinstance(args[-1], dict):
         args = (*args, {})  # else torch takes it for keywords
     options = {"dynamo": exporter == "dynamo", "verbose": False, **options}
-    names = [name for name, value in example_inputs.items() if isinstance(value, torch.Tensor)] if named else []
+    names = (
+        [name for name, value in example_inputs.items() if isinstance(value, torch.Tensor)]
+        if named
+        else []
+    )
     if named:
         options |= {"kwargs": example_inputs, "input_names": names}
     if named and exporter == "torchscript":  # which goes by the order of forward's arguments
@@ -370,7 +438,9 @@ def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: st
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         defaults = [item.default for item in inspect.signature(model.forward).parameters.values()]
-        numbers = any(isinstance(value, int | float) and not isinstance(value, bool) for value in defaults)
+        numbers = any(
+            isinstance(value, int | float) and not isinstance(value, bool) for value in defaults
+        )
         try:
             if named and numbers and exporter == "torchscript":
                 raise TypeError
@@ -384,7 +454,9 @@ def plain_export(model: nn.Module, example_inputs: Any, path: Path, exporter: st
             options["input_names"] = names
             model.forward = lambda *tensors: forward(**dict(zip(names, tensors, strict=True)))
             try:
-                torch.onnx.export(model, tuple(options.pop("kwargs").values()), str(path), **options)
+                torch.onnx.export(
+                    model, tuple(options.pop("kwargs").values()), str(path), **options
+                )
             finally:
                 del model.forward
 
@@ -411,11 +483,15 @@ def check_map(exported: TaggedModel, returned: dict[str, list[Returned]]) -> Non
         assert list(tag.hierarchy_tags[1:]) == sorted(tag.hierarchy_tags[1:])
         covers = tag.hierarchy_covers
         assert list(covers) == sorted(set(covers) & set(modules)), f"{node.key} covers {covers}"
-        assert not covers or (len(covers) > 1 and tag.hierarchy_module in covers), f"{node.key} covers {covers}"
+        assert not covers or (len(covers) > 1 and tag.hierarchy_module in covers), (
+            f"{node.key} covers {covers}"
+        )
     tags = [record.tag for record in modules.values() if record.tag is not None]
     assert len(tags) == len(set(tags)), "two modules share a tag"
     for path in returned:
-        assert modules[path].status in ("nodes", "absorbed"), f"{path!r} ran but is {modules[path].status}"
+        assert modules[path].status in ("nodes", "absorbed"), (
+            f"{path!r} ran but is {modules[path].status}"
+        )
 
 
 def check_valid(path: Path) -> None:
@@ -426,14 +502,18 @@ def check_valid(path: Path) -> None:
     onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def prove(model: nn.Module, example_inputs: Any, folder: Path, strategy: str, **options: Any) -> Verdict:
+def prove(
+    model: nn.Module, example_inputs: Any, folder: Path, strategy: str, **options: Any
+) -> Verdict:
     """Export the model and check every promise of the map; raises on the first that does not hold."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     training = [module.training for module in model.modules()]
     hooks = hooks_of(model)
     target = folder / "model.onnx"
     with recorded_scopes(model) as recorded:
-        report = modelexport.export_model(model, example_inputs, target, strategy=strategy, **options)
+        report = modelexport.export_model(
+            model, example_inputs, target, strategy=strategy, **options
+        )
     assert hooks_of(model) == hooks
     assert [module.training for module in model.modules()] == training
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())

@@ -52,7 +52,12 @@ def recorded_scopes(model: nn.Module) -> Iterator[Recorded]:
     names = _module_names(model)
     utils._model_to_graph = model_to_graph
     try:
-        yield lambda node: dynamo_scope(node) or _modules_of(scopes().get(next(iter(node.output), ""), ""), names)
+        yield (
+            lambda node: (
+                dynamo_scope(node)
+                or _modules_of(scopes().get(next(iter(node.output), ""), ""), names)
+            )
+        )
     finally:
         utils._model_to_graph = original
 
@@ -102,5 +107,7 @@ def differences(exported: TaggedModel, model: nn.Module, recorded: Recorded) -> 
         accepted = {id(model.get_submodule(path)) for path in scope}
         stated = (tag.hierarchy_module, *tag.hierarchy_covers)
         if accepted.isdisjoint(id(model.get_submodule(path)) for path in stated):
-            found.append(f"{node.key} ({node.op_type}): recorded in {sorted(scope)}, mapped to {stated}")
+            found.append(
+                f"{node.key} ({node.op_type}): recorded in {sorted(scope)}, mapped to {stated}"
+            )
     return found

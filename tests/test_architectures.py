@@ -33,7 +33,9 @@ def test_architecture(name: str, strategy: str, tmp_path: Path) -> None:
         return
     names = [output.name for output in exported.proto.graph.output]
     (tmp_path / "plain").mkdir()
-    plain_export(model, inputs, tmp_path / "plain" / "model.onnx", EXPORTER[strategy], output_names=names)
+    plain_export(
+        model, inputs, tmp_path / "plain" / "model.onnx", EXPORTER[strategy], output_names=names
+    )
     assert strip_bytes(tmp_path / "model.onnx") == (tmp_path / "plain" / "model.onnx").read_bytes()
 
 
@@ -73,8 +75,14 @@ def test_bert_has_its_26_tags(strategy: str, tmp_path: Path) -> None:
     assert {record.tag for record in modules.values() if record.tag is not None} == BERT_TAGS
     assert set(report.hierarchy.expected_hierarchy) == BERT_TAGS
     assert report.hierarchy.expected_hierarchy[0] == "/BertModel"
-    assert [output.name for output in report.hierarchy.export.outputs] == ["last_hidden_state", "pooler_output"]
-    assert [value.name for value in report.hierarchy.export.inputs] == ["input_ids", "attention_mask"]
+    assert [output.name for output in report.hierarchy.export.outputs] == [
+        "last_hidden_state",
+        "pooler_output",
+    ]
+    assert [value.name for value in report.hierarchy.export.inputs] == [
+        "input_ids",
+        "attention_mask",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")

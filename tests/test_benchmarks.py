@@ -88,7 +88,8 @@ def test_what_survives_is_counted_right(strategy: str, tmp_path: Path) -> None:
         nodes = onnx.load(rewritten, load_external_data=False).graph.node
         found = survived(path, rewritten)
         ours = sum(
-            node.doc_string.startswith("{") and "hierarchy_module" in json.loads(node.doc_string) for node in nodes
+            node.doc_string.startswith("{") and "hierarchy_module" in json.loads(node.doc_string)
+            for node in nodes
         )
         theirs = sum(
             node.name.startswith("/")
@@ -136,10 +137,15 @@ def test_one_table_with_a_command_in_every_row() -> None:
     ]
     assert [row.verdict for row in rows] == ["0.50, aim at most 3", "grows 2.00 times", "f"]
     table = [
-        text for text in page((row, "python -m benchmarks x") for row in rows).splitlines() if text.startswith("|")
+        text
+        for text in page((row, "python -m benchmarks x") for row in rows).splitlines()
+        if text.startswith("|")
     ]
     assert len(table) == 2 + len(rows)
-    assert table[2] == "| a \\| b | peer 2.000 s | 1.000 s | 0.50, aim at most 3 | `python -m benchmarks x` |"
+    assert (
+        table[2]
+        == "| a \\| b | peer 2.000 s | 1.000 s | 0.50, aim at most 3 | `python -m benchmarks x` |"
+    )
     assert all(text.endswith("`python -m benchmarks x` |") for text in table[2:])
     assert "peer 2.000 s" in line(rows[0])
 

@@ -11,10 +11,18 @@ from typing import Any
 
 import onnx
 import pytest
-from docs.make_bert_tiny import COMPONENTS, PAGE, STRATEGIES, Component, component, export_demo, page
+from docs.make_bert_tiny import (
+    COMPONENTS,
+    PAGE,
+    STRATEGIES,
+    Component,
+    component,
+    export_demo,
+    page,
+)
 
 import modelexport
-from modelexport.source.inputs import Wanted, example_inputs
+from modelexport.source.example_inputs import InputRequest, make_example_inputs
 from modelexport.source.load import load_source
 from proof import check_map, check_results, onnx_values, pytorch_values, value_test
 from test_architectures import BERT_TAGS
@@ -35,7 +43,7 @@ def file(request: pytest.FixtureRequest, demo: dict[str, Path]) -> Path:
 def example(file: Path) -> tuple[Any, Any]:
     """The demo's model as it was saved, and the inputs that it was exported with."""
     source = load_source(str(file.parent / "bert-tiny"))
-    return source.model, example_inputs(source, Wanted(), 0).inputs
+    return source.model, make_example_inputs(source, InputRequest(), 0).inputs
 
 
 def described(file: Path) -> Iterator[tuple[onnx.NodeProto, dict[str, Any]]]:
@@ -71,7 +79,10 @@ def test_26_tags_each_once(file: Path) -> None:
     assert len(tags) == len(set(tags)) == 26
     assert set(tags) == BERT_TAGS
     assert {told["hierarchy_path"] for _, told in described(file)} <= BERT_TAGS
-    assert json.loads(file.with_name("bert-tiny_hierarchy.json").read_text())["expected_hierarchy"] == tags
+    assert (
+        json.loads(file.with_name("bert-tiny_hierarchy.json").read_text())["expected_hierarchy"]
+        == tags
+    )
 
 
 def test_the_order_is_that_of_the_calls(file: Path) -> None:
@@ -103,10 +114,14 @@ def test_nodes_are_counted_right_and_add_up(strategy: str, demo: dict[str, Path]
     for row in shown():
         tag, own, whole = row[1], int(row[6 + column]), int(row[8 + column])
         assert own == by_tag[tag]
-        assert whole == sum(count for found, count in by_tag.items() if f"{found}/".startswith(f"{tag}/"))
+        assert whole == sum(
+            count for found, count in by_tag.items() if f"{found}/".startswith(f"{tag}/")
+        )
     for row in rows("## The hidden modules"):
         assert int(row[6 + column]) == by_module[row[1]]
-        assert {one["hierarchy_path"] for one in told if one["hierarchy_module"] == row[1]} <= {row[5]}
+        assert {one["hierarchy_path"] for one in told if one["hierarchy_module"] == row[1]} <= {
+            row[5]
+        }
     assert sum(int(row[6 + column]) for row in shown()) == len(told)
     assert int(rows("## The 26 modules")[-1][6 + column]) == len(told)
     operators = Counter(node.op_type for node, _ in described(demo[strategy]))
@@ -119,19 +134,28 @@ def recounted(file: Path, module: str) -> Component:
     """One module's part by the definitions on the page, from the doc_strings alone."""
     model = onnx.load(file, load_external_data=False)
     members = [
-        f"{json.loads(node.doc_string)['hierarchy_module']}.".startswith(f"{module}.") for node in model.graph.node
+        f"{json.loads(node.doc_string)['hierarchy_module']}.".startswith(f"{module}.")
+        for node in model.graph.node
     ]
     maker = {name: place for place, node in enumerate(model.graph.node) for name in node.output}
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
-    uses = [(name, place) for place, node in enumerate(model.graph.node) for name in node.input if name]
+    uses = [
+        (name, place) for place, node in enumerate(model.graph.node) for name in node.input if name
+    ]
     used = [(name, place) for name, place in uses if name not in sizes]
-    edges = Counter((name in maker and members[maker[name]], members[place]) for name, place in used)
+    edges = Counter(
+        (name in maker and members[maker[name]], members[place]) for name, place in used
+    )
     ends = sum(members[maker[value.name]] for value in model.graph.output)
     read = {name for name, place in uses if name in sizes and members[place]}
     shared = {name for name, place in uses if name in sizes and not members[place]}
     return Component(
         operations=sum(members),
-        operators=dict(Counter(node.op_type for node, own in zip(model.graph.node, members, strict=True) if own)),
+        operators=dict(
+            Counter(
+                node.op_type for node, own in zip(model.graph.node, members, strict=True) if own
+            )
+        ),
         inside=edges[True, True],
         entering=edges[False, True],
         leaving=edges[True, False] + ends,
@@ -150,7 +174,9 @@ def test_components_are_counted_right(strategy: str, demo: dict[str, Path]) -> N
         assert component(demo[strategy], module) == found
         *numbers, operators = cells
         assert [int(number.replace(",", "")) for number in numbers] == [found[0], *found[2:]]
-        assert {word.split()[0]: int(word.split()[1]) for word in operators.split(", ")} == found.operators
+        assert {
+            word.split()[0]: int(word.split()[1]) for word in operators.split(", ")
+        } == found.operators
 
 
 def test_every_value_of_every_module_is_at_its_nodes(file: Path) -> None:
@@ -168,6 +194,9 @@ def test_every_value_of_every_module_is_at_its_nodes(file: Path) -> None:
 def test_what_the_page_says_of_absorbed_and_unused(file: Path) -> None:
     hidden = {row[1]: row for row in rows("## The hidden modules")}
     statuses = {path: row[3:5] for path, row in hidden.items() if row[2] == "Dropout"}
-    assert Counter(map(tuple, statuses.values())) == {("absorbed", "absorbed"): 5, ("unused", "unused"): 2}
+    assert Counter(map(tuple, statuses.values())) == {
+        ("absorbed", "absorbed"): 5,
+        ("unused", "unused"): 2,
+    }
     analysis = modelexport.analyze(file)
     assert {*analysis.absorbed, *analysis.unused} == set(statuses)

@@ -19,7 +19,17 @@ from pages import Reader, UnfitError, anchors, inline_code, links
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")})
-CLONE = ("src", "docs", "examples", "tests", "Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE")
+CLONE = (
+    "src",
+    "docs",
+    "examples",
+    "tests",
+    "Makefile",
+    "pyproject.toml",
+    "constraints.txt",
+    "README.md",
+    "LICENSE",
+)
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +54,9 @@ def _install_nothing(reader: Reader, line: str) -> str:
 
 
 def _install_beside(reader: Reader, line: str) -> str:
-    code, output = reader.shell(f"python -m pip install --no-index --target site {shlex.join(shlex.split(line)[2:])}")
+    code, output = reader.shell(
+        f"python -m pip install --no-index --target site {shlex.join(shlex.split(line)[2:])}"
+    )
     assert code == 0, output
     return output
 
@@ -136,14 +148,20 @@ def test_commands_and_options_in_the_text_exist(path: Path) -> None:
         words = code.replace("\\|", " ").split()
         if words[0] == "modelexport" and len(words) > 1 and words[1].islower():
             assert words[1] in known, code
-            assert {word for word in words if word.startswith("--")} <= known[words[1]] | {"--help"}, code
+            assert {word for word in words if word.startswith("--")} <= known[words[1]] | {
+                "--help"
+            }, code
         elif words[0].startswith("--"):
             assert words[0].partition("=")[0] in every, code
 
 
 def _options(name: str) -> set[str]:
     command = main.get_command(None, name)  # type: ignore[arg-type]
-    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return {
+        option
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 @pytest.mark.parametrize(

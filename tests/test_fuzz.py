@@ -32,8 +32,20 @@ CASES = 60
 @pytest.mark.parametrize("name", TARGETS)
 def test_only_our_own_errors_come_out(name: str, tmp_path: Path) -> None:
     """In a process without torch, from which cases are forked much sooner."""
-    arguments = [name, "--cases", str(CASES), "--seed", "11", "--jobs", "1", "--keep", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-m", "fuzz", *arguments], cwd=ROOT, capture_output=True, text=True)
+    arguments = [
+        name,
+        "--cases",
+        str(CASES),
+        "--seed",
+        "11",
+        "--jobs",
+        "1",
+        "--keep",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "fuzz", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"{name} +│ {CASES}\d? +│ [1-9]", done.stdout), "some are read"
 
@@ -73,7 +85,12 @@ def test_an_error_of_ours_is_no_flaw(tmp_path: Path) -> None:
 def made_up(read: Callable[[bytes], object]) -> Target:
     """A reader of its own, which sees twenty bytes or whatever became of them."""
     seed = Seed(Files({"file": bytes(range(20))}), "file")
-    return Target("made up", lambda: [seed], (), {"read": lambda folder, out: read((folder / "file").read_bytes())})
+    return Target(
+        "made up",
+        lambda: [seed],
+        (),
+        {"read": lambda folder, out: read((folder / "file").read_bytes())},
+    )
 
 
 @pytest.fixture
@@ -121,9 +138,13 @@ def test_the_same_seed_gives_the_same_cases(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("at_once")
-def test_files_that_show_a_flaw_are_kept_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_show_a_flaw_are_kept_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(TARGETS, "specs", made_up(harmed)._replace(name="specs"))
-    result = CliRunner().invoke(main, ["specs", "--cases", "40", "--seed", "1", "--jobs", "1", "--keep", str(tmp_path)])
+    result = CliRunner().invoke(
+        main, ["specs", "--cases", "40", "--seed", "1", "--jobs", "1", "--keep", str(tmp_path)]
+    )
     assert result.exit_code == 1, result.output
     kept = tmp_path / "specs-0"
     assert f"once more: python -m fuzz specs --repeat {kept}" in result.output

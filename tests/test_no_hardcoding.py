@@ -13,16 +13,28 @@ import torch
 import transformers
 
 import modelexport
-from modelexport.hierarchy.tags import DEFAULT_TORCH_NN
+from modelexport.modules.tags import DEFAULT_TORCH_NN
 
 SOURCE = Path(modelexport.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 OPERATORS = {schema.name for schema in onnx.defs.get_all_schemas()}
 TORCH_CLASSES = {name for name, value in vars(torch.nn).items() if isinstance(value, type)}
-MODEL_CLASSES = {name for name in dir(transformers) if re.search(r"(Model|Config|For[A-Z]\w+|Tokenizer)$", name)}
+MODEL_CLASSES = {
+    name for name in dir(transformers) if re.search(r"(Model|Config|For[A-Z]\w+|Tokenizer)$", name)
+}
 MODEL_TYPES = set(transformers.CONFIG_MAPPING)
-LAYER_WORDS = {"encoder", "decoder", "attention", "embeddings", "layernorm", "pooler", "lm_head", "mlp", "self_attn"}
+LAYER_WORDS = {
+    "encoder",
+    "decoder",
+    "attention",
+    "embeddings",
+    "layernorm",
+    "pooler",
+    "lm_head",
+    "mlp",
+    "self_attn",
+}
 EVERYDAY = {
     "If", "Add", "Not", "Or", "And", "Where", "Max", "Min", "Mean", "Sum", "Split", "Shape", "Size", "Module",
     "Optional", "Scan", "Loop", "Identity", "Constant", "Range", "Unique", "Parameter", "Buffer", "Transformer",

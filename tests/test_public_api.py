@@ -54,18 +54,32 @@ def test_public_names() -> None:
 def test_dir_lists_the_public_names() -> None:
     """In a new process, where nothing was used yet."""
     code = "import modelexport; print(*dir(modelexport))"
-    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    listed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert set(listed) >= PUBLIC | {"__version__"}
 
 
 def test_strategies_are_values_and_strings() -> None:
-    assert [strategy.value for strategy in modelexport.ExportStrategy] == ["auto", "usage_based", "htp", "fx"]
+    assert [strategy.value for strategy in modelexport.ExportStrategy] == [
+        "auto",
+        "usage_based",
+        "htp",
+        "fx",
+    ]
     assert modelexport.ExportStrategy.HTP == "htp"
 
 
 def test_signature_of_export_model() -> None:
     names = list(inspect.signature(modelexport.export_model).parameters)
-    assert names[:6] == ["model", "example_inputs", "output_path", "strategy", "optimize", "verbose"]
+    assert names[:6] == [
+        "model",
+        "example_inputs",
+        "output_path",
+        "strategy",
+        "optimize",
+        "verbose",
+    ]
     assert {
         "exporter",
         "opset_version",

@@ -24,9 +24,9 @@ from torch import nn
 import modelexport
 from modelexport.cli import demo
 from modelexport.cli.main import main
-from modelexport.tagged.sidecar import METADATA_KEY
+from modelexport.tagged.records import METADATA_KEY
 from pages import blocks, prose
-from test_layering import ROOMS, TORCH_FILES
+from test_layering import ROOMS, TORCH_ROOMS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -42,7 +42,9 @@ def generator(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("name", [name for name in GENERATORS if name != "make_bert_tiny"])  # test_bert_tiny.py has it
+@pytest.mark.parametrize(
+    "name", [name for name in GENERATORS if name != "make_bert_tiny"]
+)  # test_bert_tiny.py has it
 def test_generated_pages_are_up_to_date(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for path, text in generator(name, monkeypatch).pages().items():
         assert path.read_text() == text, f"{path.name} is out of date: make docs"
@@ -81,8 +83,7 @@ def test_the_picture_shows_the_rooms_in_their_order() -> None:
     picture = next(block.text for block in blocks(page) if block.text.startswith("room "))
     lines = [line.split() for line in picture.splitlines()[1:]]
     assert [line[0] for line in lines] == ROOMS
-    with_torch = {path.partition("/")[0].removesuffix(".py") for path in TORCH_FILES}
-    assert {line[0] for line in lines if line[1] == "torch"} == with_torch
+    assert {line[0] for line in lines if line[1] == "torch"} == TORCH_ROOMS
 
 
 class Block(nn.Module):
@@ -114,8 +115,12 @@ Documents = dict[str, list[Any]]
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
     """Real JSON of every kind, by the name of its schema."""
     folder = tmp_path_factory.mktemp("formats")
-    (folder / "specs.json").write_text('{"x": {"shape": [2, 4], "dtype": "float32", "range": [0, 1]}}')
-    (folder / "makes.py").write_text("from test_reference import Model\n\n\ndef model():\n    return Model().eval()\n")
+    (folder / "specs.json").write_text(
+        '{"x": {"shape": [2, 4], "dtype": "float32", "range": [0, 1]}}'
+    )
+    (folder / "makes.py").write_text(
+        "from test_reference import Model\n\n\ndef model():\n    return Model().eval()\n"
+    )
     for name, strategy in (("a", "fx"), ("b", "htp"), ("c", "usage_based")):
         model = [str(folder / "makes.py:model"), str(folder / f"{name}.onnx")]
         _run("export", *model, "--strategy", strategy, "--input-specs", folder / "specs.json")
@@ -125,7 +130,12 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
     onnx.save(damaged, folder / "damaged.onnx")
 
     jobs = [
-        {"model": f"{folder / 'makes.py'}:model", "output": "d.onnx", "strategy": "htp", "input_specs": "specs.json"},
+        {
+            "model": f"{folder / 'makes.py'}:model",
+            "output": "d.onnx",
+            "strategy": "htp",
+            "input_specs": "specs.json",
+        },
         {"model": f"{folder / 'makes.py'}:absent", "name": "e", "timeout": 60, "memory": "4 GiB"},
     ]
     (folder / "jobs.json").write_text(json.dumps({"jobs": jobs}))
@@ -139,11 +149,21 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
     outputs = ["--output-format", "json"]
     specs = ["--input-specs", folder / "specs.json"]
     return {
-        "sidecar": [json.loads(path.with_name(f"{path.stem}_hierarchy.json").read_text()) for path in files],
-        "embedded": [
-            json.loads(entry.value) for proto in protos for entry in proto.metadata_props if entry.key == METADATA_KEY
+        "sidecar": [
+            json.loads(path.with_name(f"{path.stem}_hierarchy.json").read_text()) for path in files
         ],
-        "node-tag": [json.loads(node.doc_string) for proto in protos for node in proto.graph.node if node.doc_string],
+        "embedded": [
+            json.loads(entry.value)
+            for proto in protos
+            for entry in proto.metadata_props
+            if entry.key == METADATA_KEY
+        ],
+        "node-tag": [
+            json.loads(node.doc_string)
+            for proto in protos
+            for node in proto.graph.node
+            if node.doc_string
+        ],
         "analysis": [
             _run("analyze", folder / "a.onnx", *outputs),
             _run("analyze", folder / "b.onnx", *outputs, "--filter-tag", "nothing"),
@@ -159,10 +179,22 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
         ],
         "verification": [
             _run("verify", folder / "makes.py:model", folder / "a.onnx", *outputs, *specs),
-            _run("verify", folder / "makes.py:model", folder / "a.onnx", *outputs, *specs, "--atol", 0, "--rtol", 0),
+            _run(
+                "verify",
+                folder / "makes.py:model",
+                folder / "a.onnx",
+                *outputs,
+                *specs,
+                "--atol",
+                0,
+                "--rtol",
+                0,
+            ),
         ],
         "batch-list": [{"jobs": jobs, "defaults": {"timeout": 60}}, tomllib.loads(demo.JOBS)],
-        "job-result": [json.loads(line) for line in (folder / "jobs_results.jsonl").read_text().splitlines()],
+        "job-result": [
+            json.loads(line) for line in (folder / "jobs_results.jsonl").read_text().splitlines()
+        ],
         "input-specs": [json.loads((folder / "specs.json").read_text())],
     }
 
@@ -202,7 +234,11 @@ def _strict(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     found = {key: _strict(value) for key, value in part.items()}
-    return {**found, "additionalProperties": False} if "properties" in part and "title" in part else found
+    return (
+        {**found, "additionalProperties": False}
+        if "properties" in part and "title" in part
+        else found
+    )
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -215,10 +251,22 @@ WRONG: dict[str, list[Change]] = {
     ],
     "embedded": [lambda d: d.pop("format"), lambda d: d["export"].update(inputs="x")],
     "node-tag": [lambda d: d.update(hierarchy_tags="/Model"), lambda d: d.pop("hierarchy_path")],
-    "analysis": [lambda d: d["totals"].update(nodes=1.5), lambda d: d.update(format="modelexport-analysis/9")],
-    "validation": [lambda d: d.pop("valid"), lambda d: d.update(findings=[{"code": "doc-missing"}])],
-    "comparison": [lambda d: d.update(verdict=None), lambda d: d["tags"].update(distribution={"/Model": [1]})],
-    "verification": [lambda d: d["modules"][0].update(outcome="perhaps"), lambda d: d.update(agrees="yes")],
+    "analysis": [
+        lambda d: d["totals"].update(nodes=1.5),
+        lambda d: d.update(format="modelexport-analysis/9"),
+    ],
+    "validation": [
+        lambda d: d.pop("valid"),
+        lambda d: d.update(findings=[{"code": "doc-missing"}]),
+    ],
+    "comparison": [
+        lambda d: d.update(verdict=None),
+        lambda d: d["tags"].update(distribution={"/Model": [1]}),
+    ],
+    "verification": [
+        lambda d: d["modules"][0].update(outcome="perhaps"),
+        lambda d: d.update(agrees="yes"),
+    ],
     "batch-list": [
         lambda d: d.pop("jobs"),
         lambda d: d.update(output="out"),
@@ -228,11 +276,17 @@ WRONG: dict[str, list[Change]] = {
         lambda d: d["defaults"].update(output="m.onnx"),
     ],
     "job-result": [lambda d: d.pop("status"), lambda d: d.update(files=["m.onnx"])],
-    "input-specs": [lambda d: d["x"].pop("shape"), lambda d: d["x"].update(colour="red"), lambda d: d.update(x=[2, 4])],
+    "input-specs": [
+        lambda d: d["x"].pop("shape"),
+        lambda d: d["x"].update(colour="red"),
+        lambda d: d.update(x=[2, 4]),
+    ],
 }
 
 
-@pytest.mark.parametrize(("name", "change"), [(name, change) for name in SCHEMAS for change in WRONG[name]])
+@pytest.mark.parametrize(
+    ("name", "change"), [(name, change) for name in SCHEMAS for change in WRONG[name]]
+)
 def test_a_wrong_document_is_refused(name: str, change: Change, documents: Documents) -> None:
     wrong = copy.deepcopy(documents[name][0])
     change(wrong)
@@ -242,11 +296,20 @@ def test_a_wrong_document_is_refused(name: str, change: Change, documents: Docum
 
 def _texts(tree: ast.AST) -> Iterator[str]:
     """All texts in a file as patterns, in which what is filled in may be anything."""
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             fixed = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in inside
+        ):
             fixed = [node.value]
         else:
             continue
@@ -268,6 +331,8 @@ def test_quoted_messages_are_in_the_source() -> None:
 
 
 def test_a_quoted_message_that_is_gone_is_found() -> None:
-    page = "| message | |\n|---|---|\n| `there is no file x.py` | |\n| `the file x.py is gone` | |\n"
+    page = (
+        "| message | |\n|---|---|\n| `there is no file x.py` | |\n| `the file x.py is gone` | |\n"
+    )
     source = 'raise SourceError(f"there is no file {path}")\nother = f"{place}: {why}"\n'
     assert unknown_messages(page, [source]) == ["the file x.py is gone"]

@@ -38,7 +38,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.add_module("=cmd", nn.Linear(4, 4))
     path = folder / "m.onnx"
     names = {"input_names": [HOSTILE], "output_names": [f"@{HOSTILE}"]}
-    modelexport.export_model(model, torch.ones(1, 4), path, strategy="htp", with_report=True, **names)
+    modelexport.export_model(
+        model, torch.ones(1, 4), path, strategy="htp", with_report=True, **names
+    )
     proto = onnx.load(str(path))
     for number, node in enumerate(proto.graph.node):
         node.name = f"{HOSTILE}{number}"
@@ -58,14 +60,30 @@ COMMANDS: dict[str, Callable[[Path], list[object]]] = {
     "analyze csv": lambda path: ["analyze", path, "--output-format", "csv"],
     "analyze nothing": lambda path: ["analyze", path, "--filter-tag", HOSTILE],
     "validate": lambda path: ["validate", path, "--check-consistency"],
-    "validate json": lambda path: ["validate", path, "--check-consistency", "--output-format", "json"],
+    "validate json": lambda path: [
+        "validate",
+        path,
+        "--check-consistency",
+        "--output-format",
+        "json",
+    ],
     "compare": lambda path: ["compare", path, path.with_name("other.onnx")],
-    "compare json": lambda path: ["compare", path, path.with_name("other.onnx"), "--output-format", "json"],
+    "compare json": lambda path: [
+        "compare",
+        path,
+        path.with_name("other.onnx"),
+        "--output-format",
+        "json",
+    ],
     "list": lambda path: ["extract", path, "--list"],
     "extract": lambda path: ["extract", path, HOSTILE, path.with_name("piece.onnx")],
     "extract nothing": lambda path: ["extract", path, f"{HOSTILE}?", path.with_name("piece.onnx")],
     "graphml": lambda path: ["export-graphml", path],
-    "import": lambda path: ["import-onnx", path.with_name("m_hierarchical_graph.graphml"), path.with_name("back.onnx")],
+    "import": lambda path: [
+        "import-onnx",
+        path.with_name("m_hierarchical_graph.graphml"),
+        path.with_name("back.onnx"),
+    ],
     "strip": lambda path: ["strip", path, path.with_name("bare.onnx")],
     "no such file": lambda path: ["analyze", path.with_name(f"{HOSTILE[:12]}.onnx")],
     "no such source": lambda path: ["export", f"{HOSTILE}.py:make", path.with_name("x.onnx")],
@@ -133,9 +151,14 @@ print("read everything")
 
 
 def test_reading_reaches_neither_the_network_nor_a_pickle(tmp_path: Path) -> None:
-    modelexport.export_model(nn.Sequential(nn.LayerNorm(4)), torch.ones(1, 4), tmp_path / "m.onnx", strategy="htp")
+    modelexport.export_model(
+        nn.Sequential(nn.LayerNorm(4)), torch.ones(1, 4), tmp_path / "m.onnx", strategy="htp"
+    )
     process = subprocess.run(
-        [sys.executable, "-c", READING, str(tmp_path / "m.onnx")], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "-c", READING, str(tmp_path / "m.onnx")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert process.stdout.endswith("read everything\n"), process.stdout + process.stderr
 
@@ -147,13 +170,21 @@ def test_nothing_in_the_source_unpickles_or_evaluates() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] + [getattr(node, "module", "") or ""]
-                wrong += [f"{path}: {name}" for name in names if name in ("marshal", "dill", "shelve")]
+                wrong += [
+                    f"{path}: {name}" for name in names if name in ("marshal", "dill", "shelve")
+                ]
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
                 wrong += [f"{path}: {node.attr}"] if node.attr != "UnpicklingError" else []
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-                if called in ("eval", "exec", "os.system", "torch.load", "xml.etree.ElementTree.parse"):
+                if called in (
+                    "eval",
+                    "exec",
+                    "os.system",
+                    "torch.load",
+                    "xml.etree.ElementTree.parse",
+                ):
                     wrong.append(f"{path}: {called}")
                 if called == "np.load" and told.get("allow_pickle") != "False":
                     wrong.append(f"{path}: np.load")
@@ -173,7 +204,9 @@ class Secret(nn.Module):
 
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
-@pytest.mark.parametrize("options", [{}, {"clean": True}, {"external_data": True}], ids=["tagged", "clean", "external"])
+@pytest.mark.parametrize(
+    "options", [{}, {"clean": True}, {"external_data": True}], ids=["tagged", "clean", "external"]
+)
 def test_scrubbing_takes_the_words_and_leaves_the_graph(
     strategy: str, options: dict[str, bool], tmp_path: Path
 ) -> None:
@@ -181,7 +214,9 @@ def test_scrubbing_takes_the_words_and_leaves_the_graph(
     plain, scrubbed = tmp_path / "plain" / "m.onnx", tmp_path / "scrubbed" / "m.onnx"
     for path in (plain, scrubbed):
         path.parent.mkdir()
-        modelexport.export_model(model, torch.ones(1, 4), path, strategy=strategy, scrub=path == scrubbed, **options)
+        modelexport.export_model(
+            model, torch.ones(1, 4), path, strategy=strategy, scrub=path == scrubbed, **options
+        )
     here = str(Path(__file__).parent)
     if strategy == "fx":
         assert here.encode() in plain.read_bytes()
@@ -191,12 +226,26 @@ def test_scrubbing_takes_the_words_and_leaves_the_graph(
         assert b"a_telling_variable = " not in path.read_bytes()
     assert modelexport.validate(scrubbed, check_consistency=True).valid
     assert modelexport.compare(plain, scrubbed).same_topology
-    bare = onnx.load(str(modelexport.strip(scrubbed, tmp_path / "bare.onnx")), load_external_data=False)
-    expected = onnx.load(str(modelexport.strip(plain, tmp_path / "baseline.onnx")), load_external_data=False)
+    bare = onnx.load(
+        str(modelexport.strip(scrubbed, tmp_path / "bare.onnx")), load_external_data=False
+    )
+    expected = onnx.load(
+        str(modelexport.strip(plain, tmp_path / "baseline.onnx")), load_external_data=False
+    )
     _silence(expected)
-    assert bare.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
-    tags = {node.key: tag.hierarchy_path for node, tag in modelexport.load(scrubbed).items() if tag is not None}
-    assert tags == {node.key: tag.hierarchy_path for node, tag in modelexport.load(plain).items() if tag is not None}
+    assert bare.SerializeToString(deterministic=True) == expected.SerializeToString(
+        deterministic=True
+    )
+    tags = {
+        node.key: tag.hierarchy_path
+        for node, tag in modelexport.load(scrubbed).items()
+        if tag is not None
+    }
+    assert tags == {
+        node.key: tag.hierarchy_path
+        for node, tag in modelexport.load(plain).items()
+        if tag is not None
+    }
 
 
 def _silence(message: object) -> None:
@@ -215,7 +264,9 @@ def test_a_scrubbed_fallback_does_not_quote_the_model(tmp_path: Path) -> None:
             return x * 2 if bool(x.sum() > 0) else x  # a line that nobody should read
 
     with pytest.warns(modelexport.FallbackWarning) as caught:
-        report = modelexport.export_model(Falls(), torch.ones(1, 4), tmp_path / "m.onnx", scrub=True, with_report=True)
+        report = modelexport.export_model(
+            Falls(), torch.ones(1, 4), tmp_path / "m.onnx", scrub=True, with_report=True
+        )
     told = [str(caught[0].message), *report.notes]
     assert len(told) == 2
     assert not any(".py" in line or "nobody should read" in line for line in told)

@@ -17,7 +17,9 @@ from sweep.shrink import shrunk
 pytestmark = pytest.mark.sanity
 
 
-@pytest.mark.parametrize("name", ["BertConfig", "LlamaConfig", "ViTConfig", "MixtralConfig", "WhisperConfig"])
+@pytest.mark.parametrize(
+    "name", ["BertConfig", "LlamaConfig", "ViTConfig", "MixtralConfig", "WhisperConfig"]
+)
 def test_a_configuration_gets_small_and_stays_consistent(name: str) -> None:
     config = next(shrunk(getattr(transformers, name)()))
     assert config.hidden_size <= 256
@@ -76,7 +78,9 @@ def test_the_page_shows_failures_of_ours_first(tmp_path: Path) -> None:
     assert "| beta | torch-cannot: no operator | 7 |" in text
     assert "| gamma | no timm |" in text
     totals = {
-        line.split("|")[1].split("`")[1]: line.split("|")[2:5] for line in text.splitlines() if line.startswith("| `")
+        line.split("|")[1].split("`")[1]: line.split("|")[2:5]
+        for line in text.splitlines()
+        if line.startswith("| `")
     }
     assert [cell.strip() for cell in totals["we-fail"]] == ["0", "1", "1"]
     assert [cell.strip() for cell in totals["exported"]] == ["1", "1", "1"]
@@ -89,5 +93,9 @@ def test_the_page_states_the_range_of_torch(tmp_path: Path) -> None:
     root = Path(__file__).parents[1]
     wanted = "torch 2.13 to 2.15"
     assert '"torch>=2.13,<2.16"' in (root / "pyproject.toml").read_text()
-    for page in (tmp_path / "page.md", root / "docs" / "compatibility.md", root / "docs" / "limits.md"):
+    for page in (
+        tmp_path / "page.md",
+        root / "docs" / "compatibility.md",
+        root / "docs" / "limits.md",
+    ):
         assert wanted in page.read_text()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import modelexport
-from modelexport.graph import nested_graphs
+from modelexport.graph.flat import nested_graphs
 from proof import check_map, plain_export, prove, pytorch_values, strip_bytes, value_test
 from scopes import differences, recorded_scopes
 from zoo import TORCH_CANNOT, ZOO, distinct
@@ -23,7 +23,11 @@ EXPORTER = {"fx": "dynamo", "htp": "torchscript"}
 GENERATED = re.compile(rb"<eval_with_key>\.\d+")
 """torch numbers the code of conditional bodies anew in each export."""
 
-RETURNS_A_MAPPING = {"keyword_only_forward", "keys_like_inner_names", "output_named_after_a_step_without_effect"}
+RETURNS_A_MAPPING = {
+    "keyword_only_forward",
+    "keys_like_inner_names",
+    "output_named_after_a_step_without_effect",
+}
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 
@@ -69,10 +73,17 @@ def test_stripped_bytes_are_the_baseline(name: str, strategy: str, tmp_path: Pat
     distinct(model).eval()
     report = modelexport.export_model(model, inputs, tmp_path / "model.onnx", strategy=strategy)
     named = name in RETURNS_A_MAPPING
-    names = {"output_names": [output.name for output in report.hierarchy.export.outputs]} if named else {}
+    names = (
+        {"output_names": [output.name for output in report.hierarchy.export.outputs]}
+        if named
+        else {}
+    )
     (tmp_path / "plain").mkdir()
     plain_export(model, inputs, tmp_path / "plain" / "model.onnx", EXPORTER[strategy], **names)
-    ours, plain = strip_bytes(tmp_path / "model.onnx"), (tmp_path / "plain" / "model.onnx").read_bytes()
+    ours, plain = (
+        strip_bytes(tmp_path / "model.onnx"),
+        (tmp_path / "plain" / "model.onnx").read_bytes(),
+    )
     assert unnumbered(ours) == unnumbered(plain)
     for path in report.data_paths:
         assert path.read_bytes() == (tmp_path / "plain" / path.name).read_bytes()
@@ -82,13 +93,17 @@ def test_stripped_bytes_are_the_baseline(name: str, strategy: str, tmp_path: Pat
 def test_usage_based_never_contradicts(name: str, tmp_path: Path) -> None:
     """The careful strategy may leave nodes out, but only tags modules that ran."""
     model, inputs = ZOO[name]()
-    report = modelexport.export_model(distinct(model), inputs, tmp_path / "model.onnx", strategy="usage_based")
+    report = modelexport.export_model(
+        distinct(model), inputs, tmp_path / "model.onnx", strategy="usage_based"
+    )
     exported = modelexport.load(report.onnx_path)
     ran = set(pytorch_values(model, inputs))
     tagged = {tag.hierarchy_module for tag in exported.tags if tag is not None}
     without_forward = {path for path in tagged - ran if exported.modules[path].calls == 0}
     assert tagged <= ran | without_forward
-    assert all(tag.hierarchy_method in ("parameter", "scope", "dataflow") for tag in exported.tags if tag)
+    assert all(
+        tag.hierarchy_method in ("parameter", "scope", "dataflow") for tag in exported.tags if tag
+    )
 
 
 def test_a_wrong_map_fails_the_value_test(tmp_path: Path) -> None:
@@ -96,13 +111,18 @@ def test_a_wrong_map_fails_the_value_test(tmp_path: Path) -> None:
     from proof import onnx_values
 
     model, inputs = ZOO["ln_twice_beside_ln_1"]()
-    report = modelexport.export_model(distinct(model), inputs, tmp_path / "model.onnx", strategy="htp")
+    report = modelexport.export_model(
+        distinct(model), inputs, tmp_path / "model.onnx", strategy="htp"
+    )
     exported = modelexport.load(report.onnx_path)
     returned, values = pytorch_values(model, inputs), onnx_values(report.onnx_path, inputs)
     assert not value_test(exported, returned, values).failures
     swap = {"ln_1": "fc", "fc": "ln_1"}
     exported.tags = [
-        tag and msgspec.structs.replace(tag, hierarchy_module=swap.get(tag.hierarchy_module, tag.hierarchy_module))
+        tag
+        and msgspec.structs.replace(
+            tag, hierarchy_module=swap.get(tag.hierarchy_module, tag.hierarchy_module)
+        )
         for tag in exported.tags
     ]
     assert value_test(exported, returned, values).failures
@@ -112,22 +132,31 @@ def test_a_wrong_map_fails_the_value_test(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", EXPORTER)
-def test_a_node_in_another_module_than_recorded_fails_the_proof(strategy: str, tmp_path: Path) -> None:
+def test_a_node_in_another_module_than_recorded_fails_the_proof(
+    strategy: str, tmp_path: Path
+) -> None:
     """The proof can fail: give the nodes of a norm to its caller, as a map that follows results does."""
     model, inputs = ZOO["norm_before_dropout"]()
     with recorded_scopes(model) as recorded:
-        report = modelexport.export_model(distinct(model), inputs, tmp_path / "model.onnx", strategy=strategy)
+        report = modelexport.export_model(
+            distinct(model), inputs, tmp_path / "model.onnx", strategy=strategy
+        )
     exported = modelexport.load(report.onnx_path)
     assert differences(exported, model, recorded) == []
     exported.tags = [
-        tag and msgspec.structs.replace(tag, hierarchy_module=tag.hierarchy_module.removesuffix(".final_norm"))
+        tag
+        and msgspec.structs.replace(
+            tag, hierarchy_module=tag.hierarchy_module.removesuffix(".final_norm")
+        )
         for tag in exported.tags
     ]
     assert len(differences(exported, model, recorded)) > 5
 
 
 @pytest.mark.regression
-@pytest.mark.parametrize(("name", "function"), [("holds_a_traced_module", "trace"), ("scripted_function", "script")])
+@pytest.mark.parametrize(
+    ("name", "function"), [("holds_a_traced_module", "trace"), ("scripted_function", "script")]
+)
 def test_the_zoo_builds_where_torch_deprecates_its_tracer(
     name: str, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +164,9 @@ def test_the_zoo_builds_where_torch_deprecates_its_tracer(
     original = getattr(torch.jit, function)
 
     def deprecated(*args: Any, **kwargs: Any) -> Any:
-        warnings.warn(f"`torch.jit.{function}` is deprecated. Please switch.", FutureWarning, stacklevel=2)
+        warnings.warn(
+            f"`torch.jit.{function}` is deprecated. Please switch.", FutureWarning, stacklevel=2
+        )
         return original(*args, **kwargs)
 
     monkeypatch.setattr(torch.jit, function, deprecated)

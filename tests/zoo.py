@@ -219,7 +219,9 @@ def gru_and_cell() -> Example:
 
 @animal()
 def sequential_root() -> Example:
-    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 2)), (x(2, 8),)
+    return nn.Sequential(
+        nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 2)
+    ), (x(2, 8),)
 
 
 class KeywordOnly(nn.Module):
@@ -241,7 +243,9 @@ def keyword_only_forward() -> Example:
 class OddKeys(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict({"a/b": Block(), "a b": Block(), "größe": Block(), "a%2Fb": Block()})
+        self.parts = nn.ModuleDict(
+            {"a/b": Block(), "a b": Block(), "größe": Block(), "a%2Fb": Block()}
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.parts.values():
@@ -616,7 +620,9 @@ def pass_through_children() -> Example:
 
 @animal()
 def weight_norm() -> Example:
-    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.GELU(), Block()), (x(2, 8),)
+    return nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.GELU(), Block()
+    ), (x(2, 8),)
 
 
 class NoWeights(nn.Module):
@@ -949,7 +955,9 @@ def one_of_several_results() -> Example:
 class HoldsATracedModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        with warnings.catch_warnings(action="ignore"):  # deprecated; the category depends on the version of torch
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # deprecated; the category depends on the version of torch
             self.traced = torch.jit.trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), x(2, 8))
         self.fc = nn.Linear(8, 8)
 
@@ -973,7 +981,14 @@ class KeysLikeInnerNames(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         centred = x - x.mean(-1, keepdim=True)
         y = self.fc(centred)
-        return {"mean": y, "x": self.gate(x).relu(), "fc.weight": y * 2, "linear": y + 1, "": y - 1, "0": y.tanh()}
+        return {
+            "mean": y,
+            "x": self.gate(x).relu(),
+            "fc.weight": y * 2,
+            "linear": y + 1,
+            "": y - 1,
+            "0": y.tanh(),
+        }
 
 
 @animal()

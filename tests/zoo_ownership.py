@@ -160,7 +160,10 @@ LAST_STEPS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _register_steps_without_effect() -> None:
     for ending, step in LAST_STEPS.items():
-        for beginning, following in {"pad": BeginsWithAPad, "round_trip": BeginsWithARoundTrip}.items():
+        for beginning, following in {
+            "pad": BeginsWithAPad,
+            "round_trip": BeginsWithARoundTrip,
+        }.items():
 
             def build(step: Any = step, following: Any = following) -> Example:
                 return nn.Sequential(Residual(step), following()), (x(1, 4, 8, 8),)
@@ -200,7 +203,12 @@ class TransposesHalfWay(nn.Module):
 
 @animal()
 def transposes_that_become_one() -> Example:
-    layers = (nn.Linear(8, 8), TransposesHalfWay(1, 0, 2), TransposesHalfWay(0, 2, 1), nn.Linear(4, 4))
+    layers = (
+        nn.Linear(8, 8),
+        TransposesHalfWay(1, 0, 2),
+        TransposesHalfWay(0, 2, 1),
+        nn.Linear(4, 4),
+    )
     return nn.Sequential(*layers), (x(4, 3, 8),)
 
 
@@ -243,7 +251,9 @@ class Clipped(torch.autograd.Function):
 
     @staticmethod
     def symbolic(g: Any, x: Any) -> Any:
-        low, high, two = (g.op("Constant", value_t=torch.tensor(value)) for value in (-0.5, 0.5, 2.0))
+        low, high, two = (
+            g.op("Constant", value_t=torch.tensor(value)) for value in (-0.5, 0.5, 2.0)
+        )
         return g.op("Mul", g.op("Clip", x, low, high), two)
 
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from modelexport.attribution.strategies import ExportStrategy, Strategy, register_strategy
     from modelexport.batch.results import JobResult
     from modelexport.batch.run import export_batch
+    from modelexport.extraction.extract import extract
+    from modelexport.extraction.partition import partition
     from modelexport.graphml.rebuild import import_onnx
     from modelexport.graphml.write import export_graphml
-    from modelexport.parity.verify import verify
-    from modelexport.pieces.extract import extract
-    from modelexport.pieces.partition import partition
     from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
     from modelexport.report import ExportReport
     from modelexport.tagged.model import TaggedModel, load
     from modelexport.tagged.strip import strip
+    from modelexport.verification.verify import verify
 
 __version__ = "0.1.0"
 
@@ -37,9 +37,9 @@ _HOMES = {
     "export_batch": ("modelexport.batch.run", "export_batch"),
     "export_graphml": ("modelexport.graphml.write", "export_graphml"),
     "import_onnx": ("modelexport.graphml.rebuild", "import_onnx"),
-    "verify": ("modelexport.parity.verify", "verify"),
-    "extract": ("modelexport.pieces.extract", "extract"),
-    "partition": ("modelexport.pieces.partition", "partition"),
+    "verify": ("modelexport.verification.verify", "verify"),
+    "extract": ("modelexport.extraction.extract", "extract"),
+    "partition": ("modelexport.extraction.partition", "partition"),
     "ExportStrategy": ("modelexport.attribution.strategies", "ExportStrategy"),
     "Strategy": ("modelexport.attribution.strategies", "Strategy"),
     "register_strategy": ("modelexport.attribution.strategies", "register_strategy"),

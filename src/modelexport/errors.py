@@ -1,18 +1,4 @@
-"""Every error this package raises, each with what to do next.
-
-ModelExportError                 anything below; `hint` says what to do, `exit_code` what the command line returns
-  ArgumentError (ValueError)     an argument has a value that cannot work
-  ArgumentTypeError (TypeError)  an argument is of the wrong kind
-  SourceError (ValueError)       the model or its example inputs cannot be had
-  FileError (OSError)            a file or folder cannot be read or written
-  FormatError (ValueError)       a file is not what it should be
-  ExportError (RuntimeError)     torch could not export the model
-    ModelRunError                it does not even run on these inputs
-
-FallbackWarning                  auto used the torchscript exporter, because dynamo failed
-GraphmlWarning                   the export is done, but its GraphML could not be written
-ExtractionWarning                the extracted model lacks values that the module returned
-"""
+"""Errors and warnings of the package, and the words that messages share."""
 
 from __future__ import annotations
 
@@ -21,10 +7,12 @@ from collections.abc import Sequence
 
 def first_line(error: BaseException) -> str:
     """What an error says in its first line; its kind where it says nothing."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
 
 
-def a_kind(value: object) -> str:
+def describe_type(value: object) -> str:
     """Name the type of a value with its article, as in "an int" and "a str"."""
     name = type(value).__name__
     vowel = name.lower().startswith(("a", "e", "i", "o", "nd"))  # an ndarray, but a uint8
@@ -40,7 +28,9 @@ class ModelExportError(Exception):
 
     exit_code = 2
 
-    def __init__(self, message: str, *, hint: str | None = None, details: Sequence[str] = ()) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, details: Sequence[str] = ()
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -95,3 +85,8 @@ class GraphmlWarning(UserWarning):
 
 class ExtractionWarning(UserWarning):
     """The extracted model runs, but values that the module returned are not among its outputs."""
+
+
+def plural(count: int, noun: str) -> str:
+    """Give a count with its noun, as in `1 node` and `1,200 nodes`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

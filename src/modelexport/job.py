@@ -14,10 +14,10 @@ from modelexport.attribution.strategies import ExportStrategy, check_exporter, f
 from modelexport.errors import ArgumentError, FallbackWarning, GraphmlWarning
 from modelexport.graphml.dialect import MODES
 from modelexport.graphml.write import check_mode
-from modelexport.hierarchy.tags import idle_names, make_policy
+from modelexport.modules.tags import make_policy, unmatched_names
 from modelexport.outputs import check_outputs
-from modelexport.tagged.scrub import refuse_graph_text
-from modelexport.tagged.sidecar import SourceOptions
+from modelexport.tagged.records import SourceOptions
+from modelexport.tagged.strip import check_no_graph_text
 
 if TYPE_CHECKING:
     from modelexport.report import ExportReport
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _SEED = 0
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Job(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What `modelexport export` can be told; a field is called as its option is.
 
     `input_shape` is the shape of the main input, or shapes by name; lists of names may be a comma list.
@@ -82,11 +84,15 @@ def check_options(job: Job) -> None:
         find_strategy(job.strategy)
     check_exporter(job.exporter)
     if job.dynamic and job.dynamic_axes:
-        raise ArgumentError("--dynamic chooses the axes that --dynamic-axes sets", hint="give one of them")
+        raise ArgumentError(
+            "--dynamic chooses the axes that --dynamic-axes sets", hint="give one of them"
+        )
     if any(size < 1 for shape in job.input_shapes.values() for size in shape):
-        raise ArgumentError("a shape has a size below 1", hint="write it as 1,128 or input_ids=1,128")
+        raise ArgumentError(
+            "a shape has a size below 1", hint="write it as 1,128 or input_ids=1,128"
+        )
     check_mode(job.graphml_parameters)
-    refuse_graph_text(job.scrub, job.jit_graph, job.fx_graph)
+    check_no_graph_text(job.scrub, job.jit_graph, job.fx_graph)
 
 
 def check(job: Job) -> None:
@@ -121,9 +127,13 @@ def perform(job: Job, on_step: Callable[[str], None], verbose: bool = False) -> 
             warnings.simplefilter("ignore", category)
         on_step("load torch and the model")
         from modelexport.pipeline import export_model
-        from modelexport.source.inputs import Wanted
-        from modelexport.source.prepare import blaming, open_source, prepare
-        from modelexport.source.second_size import export_dynamic
+        from modelexport.source.dynamic_axes import (
+            as_input_error,
+            export_dynamic,
+            open_source,
+            prepare_inputs,
+        )
+        from modelexport.source.example_inputs import InputRequest
 
         specs = None if job.input_specs is None else Path(job.input_specs)
         chosen = specs is not None or job.input_text is not None or bool(job.input_shapes)
@@ -137,10 +147,10 @@ def perform(job: Job, on_step: Callable[[str], None], verbose: bool = False) -> 
             None if specs is None else specs.name,
         )
         source = open_source(job.model, options, job.trust_remote_code, _SEED)
-        with blaming(chosen or source.inputs is not None):
+        with as_input_error(chosen or source.inputs is not None):
             on_step("make example inputs")
-            wanted = Wanted(specs, job.input_text, job.input_shapes)
-            prepared = prepare(source, wanted, job.dynamic, job.dynamic_axes, _SEED)
+            wanted = InputRequest(specs, job.input_text, job.input_shapes)
+            prepared = prepare_inputs(source, wanted, job.dynamic, job.dynamic_axes, _SEED)
             export = partial(
                 export_model,
                 source.model,
@@ -176,7 +186,9 @@ def perform(job: Job, on_step: Callable[[str], None], verbose: bool = False) -> 
             if prepared.axes is None:
                 report = export()
             else:
-                report, lost = export_dynamic(export, source.model, prepared, may_drop=job.dynamic, on_step=on_step)
+                report, lost = export_dynamic(
+                    export, source.model, prepared, may_drop=job.dynamic, on_step=on_step
+                )
     return Done(report, (*source.notes, *lost, *_unmet(job, report)))
 
 
@@ -189,6 +201,10 @@ def _unmet(job: Job, report: ExportReport) -> list[str]:
         if asked is not None and report.exporter != needed:
             told.append(f"{asked} was not written: only the {needed} exporter has such a graph")
     classes = {path: module.class_ for path, module in report.hierarchy.modules.items()}
-    idle = idle_names(make_policy(job.torch_nn, job.include, job.exclude), classes)
-    told += [f"{option} names {name}, but no module is called so" for option, names in idle.items() for name in names]
+    idle = unmatched_names(make_policy(job.torch_nn, job.include, job.exclude), classes)
+    told += [
+        f"{option} names {name}, but no module is called so"
+        for option, names in idle.items()
+        for name in names
+    ]
     return told

@@ -9,9 +9,9 @@ from pathlib import Path
 from modelexport.errors import ArgumentError, FileError
 from modelexport.graphml.dialect import data_path
 from modelexport.graphml.write import check_graphml
-from modelexport.markdown import report_path
-from modelexport.tagged.sidecar import sidecar_path
-from modelexport.tagged.staging import check_target
+from modelexport.onnx_file.atomic_write import check_output_path
+from modelexport.report import report_path
+from modelexport.tagged.records import sidecar_path
 
 
 def check_outputs(
@@ -24,13 +24,13 @@ def check_outputs(
     graph_files: tuple[object, ...],
 ) -> tuple[Path, Path | None]:
     """Return the paths of the model and of its GraphML, if every file can be written and none overwrites another."""
-    target = check_target(output_path)
+    target = check_output_path(output_path)
     wanted = with_graphml or graphml_output is not None
     graphml = check_graphml(target, graphml_output, graphml_parameters) if wanted else None
     written = {path.resolve(): path for path in _written(target, graphml, with_report)}
     for graph_file in graph_files:
         if graph_file is not None:
-            _check_graph_file(check_target(graph_file, suffix=""), written)
+            _check_graph_file(check_output_path(graph_file, suffix=""), written)
     return target, graphml
 
 
@@ -50,4 +50,6 @@ def _check_graph_file(path: Path, written: dict[Path, Path]) -> None:
         )
     special = path.exists() and not path.is_file()  # a pipe or a device is written to as it is
     if not special and not os.access(path.parent, os.W_OK):
-        raise FileError(f"cannot write to {path.parent}", hint="choose a folder that you may write to")
+        raise FileError(
+            f"cannot write to {path.parent}", hint="choose a folder that you may write to"
+        )

@@ -15,6 +15,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from modelexport.attribution.evidence import Facts
+from modelexport.attribution.module_records import HierarchyMap, build_map, tagged_chunks
 from modelexport.attribution.strategies import (
     FX,
     HTP,
@@ -24,21 +25,18 @@ from modelexport.attribution.strategies import (
     check_exporter,
     find_strategy,
 )
-from modelexport.baseline import dynamo, torchscript
-from modelexport.baseline.calling import (
+from modelexport.capture import dynamo, torchscript
+from modelexport.capture.failure import explain_failure
+from modelexport.capture.inputs import ModelInputs, bind_inputs, check_model_runs, parse_inputs
+from modelexport.capture.model_state import (
     EXPORT_LOCK,
-    ModelInputs,
-    as_called,
-    check_runs,
-    check_weights,
+    check_has_weights,
     exceeds_one_file,
-    read_inputs,
-    unwrapped,
+    unwrap_model,
 )
-from modelexport.baseline.failure import explain
-from modelexport.baseline.options import Baseline, ExportOptions
-from modelexport.baseline.tracer_warnings import note_lines
-from modelexport.collector import collector_paused
+from modelexport.capture.module_tree import read_module_tree, read_program_tree
+from modelexport.capture.trace import Baseline, TorchOptions
+from modelexport.capture.tracer_warnings import note_lines
 from modelexport.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -46,33 +44,34 @@ from modelexport.errors import (
     FallbackWarning,
     GraphmlWarning,
     ModelExportError,
-    a_kind,
+    describe_type,
     first_line,
 )
-from modelexport.graph import flatten
+from modelexport.garbage import pause_collector
+from modelexport.graph.flat import flatten
 from modelexport.graphml.dialect import MODES
 from modelexport.graphml.write import export_graphml
-from modelexport.hierarchy.capture import scan
-from modelexport.hierarchy.program import scan_program
-from modelexport.hierarchy.tags import assign_tags, make_policy
-from modelexport.hierarchy.tree import ModuleTree
-from modelexport.markdown import markdown, report_path
+from modelexport.modules.tags import assign_tags, make_policy
+from modelexport.modules.tree import ModuleTree
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.atomic_write import Transaction, transaction, write_file
+from modelexport.onnx_file.model_file import StrPath, parse_model
 from modelexport.outputs import check_outputs
-from modelexport.report import ExportReport, Steps
-from modelexport.tagged import wire
-from modelexport.tagged.build import HierarchyMap, build_map, tagged_pieces, tensor_infos
-from modelexport.tagged.files import StrPath, parse
-from modelexport.tagged.scrub import refuse_graph_text, scrubbed
-from modelexport.tagged.sidecar import (
+from modelexport.report import ExportReport, Steps, markdown_page, report_path
+from modelexport.tagged.records import (
     ExportRecord,
     ModelRecord,
     SourceOptions,
     encode_sidecar,
     sidecar_path,
 )
-from modelexport.tagged.staging import Staging, staging, write_file
+from modelexport.tagged.strip import check_no_graph_text, scrub_bytes
+from modelexport.tagged.tables import tensor_infos
 
-_EXPORTERS: dict[str, Callable[..., Baseline]] = {"dynamo": dynamo.export, "torchscript": torchscript.export}
+_EXPORTERS: dict[str, Callable[..., Baseline]] = {
+    "dynamo": dynamo.export,
+    "torchscript": torchscript.export,
+}
 _OPSETS = {"dynamo": (7, 25), "torchscript": (7, 20)}
 
 
@@ -142,11 +141,11 @@ def export_model(
         with_report=with_report,
         graph_files=(jit_graph, fx_graph),
     )
-    refuse_graph_text(scrub, jit_graph, fx_graph)
+    check_no_graph_text(scrub, jit_graph, fx_graph)
     module = _check_model(model)
     inputs = _check_inputs(module, example_inputs)
     policy = make_policy(torch_nn_exceptions, include, exclude, max_depth)
-    options = ExportOptions(
+    options = TorchOptions(
         optimize=optimize,
         opset_version=opset_version,
         input_names=_check_names(input_names, "input_names"),
@@ -158,24 +157,38 @@ def export_model(
     )
     attempts = _attempts(strategy, exporter, fallback)
     if external_data is False and isinstance(module, nn.Module) and exceeds_one_file(module):
-        raise ArgumentError("the weights do not fit into one file: the limit is 2 GiB", hint="leave external_data out")
+        raise ArgumentError(
+            "the weights do not fit into one file: the limit is 2 GiB",
+            hint="leave external_data out",
+        )
     if isinstance(module, ExportedProgram):
         attempts = _for_programs(attempts, dynamic_shapes)
     _check_opset(opset_version, attempts[0][1])
     steps = Steps(on_step)
-    with EXPORT_LOCK, staging(target.parent, None if temp_dir is None else Path(temp_dir)) as stage:
+    with (
+        EXPORT_LOCK,
+        transaction(target.parent, None if temp_dir is None else Path(temp_dir)) as stage,
+    ):
         with steps.step("read the module tree"):
-            tree = scan_program(module) if isinstance(module, ExportedProgram) else scan(module)
+            tree = (
+                read_program_tree(module)
+                if isinstance(module, ExportedProgram)
+                else read_module_tree(module)
+            )
             tags = assign_tags(tree, policy)
-        chosen, used, reason, baseline = _export_baseline(module, tree, inputs, stage, target, options, attempts, steps)
-        data = scrubbed(baseline.data) if scrub else baseline.data
+        chosen, used, reason, baseline = _export_baseline(
+            module, tree, inputs, stage, target, options, attempts, steps
+        )
+        data = scrub_bytes(baseline.data) if scrub else baseline.data
         if scrub and reason is not None:
-            reason = reason.partition(":")[0]  # what torch says after the kind of its error may quote the model's code
-        with steps.step("attribute nodes to modules"), collector_paused():
-            proto = parse(data, target)
+            reason = reason.partition(":")[
+                0
+            ]  # what torch says after the kind of its error may quote the model's code
+        with steps.step("attribute nodes to modules"), pause_collector():
+            proto = parse_model(data, target)
             facts = Facts(flatten(proto), tree, baseline.trace)
             attributions = attribute(chosen, facts)
-        with steps.step("build the map"), collector_paused():
+        with steps.step("build the map"), pause_collector():
             model_record = ModelRecord(
                 tree[""].qualified_class,
                 source or tree[""].qualified_class,
@@ -198,7 +211,7 @@ def export_model(
                 scrubbed=scrub or msgspec.UNSET,
             )
             hierarchy = build_map(facts, tags, attributions, model_record, export_record)
-        with steps.step("write the files"), collector_paused():
+        with steps.step("write the files"), pause_collector():
             model_file = _write(stage, target, data, baseline, hierarchy, clean)
         report = ExportReport(
             requested=str(strategy),
@@ -214,7 +227,9 @@ def export_model(
             report_path=report_path(target) if with_report else None,
         )
         if report.report_path is not None:
-            stage.place(stage.write("report", [markdown(report).encode()]), report.report_path.name)
+            stage.place(
+                stage.write("report", [markdown_page(report).encode()]), report.report_path.name
+            )
         stage.place(model_file, target.name)
         stage.commit()
     graph_file = {"torchscript": jit_graph, "dynamo": fx_graph}[used]
@@ -232,7 +247,11 @@ def _add_graphml(report: ExportReport, graphml: Path, parameters: str) -> Export
     try:
         files = export_graphml(report.onnx_path, graphml, parameters=parameters)
     except Exception as error:  # whatever it is, the model is exported
-        told = error.headline if isinstance(error, ModelExportError) else f"{type(error).__name__}: {first_line(error)}"
+        told = (
+            error.headline
+            if isinstance(error, ModelExportError)
+            else f"{type(error).__name__}: {first_line(error)}"
+        )
         warnings.warn(f"the GraphML could not be written: {told}", GraphmlWarning, stacklevel=3)
         return msgspec.structs.replace(report, graphml_error=told)
     return msgspec.structs.replace(report, graphml_path=files.graphml, graphml_data_path=files.data)
@@ -245,42 +264,53 @@ def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:
         return HTP.name, "it is compiled by torch.jit, which only the torchscript exporter takes"
     if isinstance(model, ExportedProgram):
         return FX.name, "it is a program of torch.export, which only the dynamo exporter takes"
-    return FX.name, "the dynamo exporter records every node's module itself; auto falls back to htp where it fails"
+    return (
+        FX.name,
+        "the dynamo exporter records every node's module itself; auto falls back to htp where it fails",
+    )
 
 
 def _check_inputs(model: nn.Module | ExportedProgram, example_inputs: Any) -> ModelInputs:
     if not isinstance(model, ExportedProgram):
-        return as_called(model, read_inputs(example_inputs))
+        return bind_inputs(model, parse_inputs(example_inputs))
     if example_inputs is not None:
         raise ArgumentError("a program has its own inputs", hint="pass None as example_inputs")
     return ModelInputs((), {})
 
 
-def _for_programs(attempts: list[tuple[Strategy, str]], dynamic_shapes: Any) -> list[tuple[Strategy, str]]:
+def _for_programs(
+    attempts: list[tuple[Strategy, str]], dynamic_shapes: Any
+) -> list[tuple[Strategy, str]]:
     """Of the attempts those that take a program of torch.export."""
     if dynamic_shapes is not None:
-        raise ArgumentError("a program's shapes are fixed", hint="choose the dynamic ones in torch.export.export")
+        raise ArgumentError(
+            "a program's shapes are fixed", hint="choose the dynamic ones in torch.export.export"
+        )
     able = [attempt for attempt in attempts if attempt[1] == "dynamo"]
     if not able:
-        raise ArgumentError("only the dynamo exporter takes a program", hint="use strategy fx or auto")
+        raise ArgumentError(
+            "only the dynamo exporter takes a program", hint="use strategy fx or auto"
+        )
     return able
 
 
 def _check_model(model: object) -> nn.Module | ExportedProgram:
     if not isinstance(model, nn.Module | ExportedProgram):
         raise ArgumentTypeError(
-            f"the model is {a_kind(model)}, not a torch.nn.Module",
+            f"the model is {describe_type(model)}, not a torch.nn.Module",
             hint="pass the model object itself; a class needs to be called, a path needs to be loaded first",
         )
-    check_weights(model)
-    return unwrapped(model) if isinstance(model, nn.Module) else model
+    check_has_weights(model)
+    return unwrap_model(model) if isinstance(model, nn.Module) else model
 
 
 def _check_names(names: Sequence[str] | None, argument: str) -> list[str] | None:
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ArgumentTypeError(f"{argument} must be a list of names", hint='for example ["input_ids"]')
+        raise ArgumentTypeError(
+            f"{argument} must be a list of names", hint='for example ["input_ids"]'
+        )
     return list(names)
 
 
@@ -288,7 +318,9 @@ def _check_opset(opset_version: object, exporter: str) -> None:
     if opset_version is None:
         return
     if isinstance(opset_version, bool) or not isinstance(opset_version, int):
-        raise ArgumentTypeError(f"opset_version is {a_kind(opset_version)}", hint="pass a whole number")
+        raise ArgumentTypeError(
+            f"opset_version is {describe_type(opset_version)}", hint="pass a whole number"
+        )
     low, high = _OPSETS[exporter]
     if not low <= opset_version <= high:
         raise ArgumentError(
@@ -297,7 +329,9 @@ def _check_opset(opset_version: object, exporter: str) -> None:
         )
 
 
-def _attempts(strategy: str, exporter: str | None, fallback: bool = True) -> list[tuple[Strategy, str]]:
+def _attempts(
+    strategy: str, exporter: str | None, fallback: bool = True
+) -> list[tuple[Strategy, str]]:
     """The strategies to try in order, each with its exporter."""
     check_exporter(exporter)
     if strategy != ExportStrategy.AUTO:
@@ -312,9 +346,9 @@ def _export_baseline(
     model: nn.Module | ExportedProgram,
     tree: ModuleTree,
     inputs: ModelInputs,
-    stage: Staging,
+    stage: Transaction,
     target: Path,
-    options: ExportOptions,
+    options: TorchOptions,
     attempts: list[tuple[Strategy, str]],
     steps: Steps,
 ) -> tuple[Strategy, str, str | None, Baseline]:
@@ -331,30 +365,43 @@ def _export_baseline(
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             if not failures and isinstance(model, nn.Module):
-                check_runs(model, inputs)  # or is it the model itself that does not take these inputs?
+                check_model_runs(
+                    model, inputs
+                )  # or is it the model itself that does not take these inputs?
             failures.append((exporter, error))
         else:
-            reason = None if not failures else explain(failures[0][1]).line
+            reason = None if not failures else explain_failure(failures[0][1]).line
             return strategy, exporter, reason, baseline
     raise ExportError(
         "torch cannot export this model" + (" with either exporter" if len(failures) > 1 else ""),
         hint="verbose=True or -v shows what torch printed",
-        details=[line for exporter, error in failures for line in explain(error).lines(exporter)],
+        details=[
+            line for exporter, error in failures for line in explain_failure(error).lines(exporter)
+        ],
     ) from failures[0][1]
 
 
 def _write(
-    stage: Staging, target: Path, data: wire.Buffer, baseline: Baseline, hierarchy: HierarchyMap, clean: bool
+    stage: Transaction,
+    target: Path,
+    data: wire.Buffer,
+    baseline: Baseline,
+    hierarchy: HierarchyMap,
+    clean: bool,
 ) -> Path:
     """Write everything; the model is put into position last, so that a reader never sees it without its parts."""
     for name, path in sorted(baseline.files.items()):
         stage.place(path, name)
-    stage.place(stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)]), sidecar_path(target).name)
-    return stage.write("model", [data] if clean else tagged_pieces(data, hierarchy))
+    stage.place(
+        stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)]), sidecar_path(target).name
+    )
+    return stage.write("model", [data] if clean else tagged_chunks(data, hierarchy))
 
 
 def _opset(proto: Any) -> int:
-    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    return next(
+        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0
+    )
 
 
 @functools.cache
@@ -369,13 +416,25 @@ class HierarchyExporter:
     def __init__(self, strategy: str = ExportStrategy.AUTO, **options: Any) -> None:
         self.strategy = strategy
         self.options = options
-        make_policy(*(options.get(name) for name in ("torch_nn_exceptions", "include", "exclude", "max_depth")))
+        make_policy(
+            *(
+                options.get(name)
+                for name in ("torch_nn_exceptions", "include", "exclude", "max_depth")
+            )
+        )
         _attempts(strategy, options.get("exporter"))
 
     def export(
-        self, model: nn.Module | ExportedProgram, example_inputs: Any, output_path: StrPath, **options: Any
+        self,
+        model: nn.Module | ExportedProgram,
+        example_inputs: Any,
+        output_path: StrPath,
+        **options: Any,
     ) -> ExportReport:
         """Export one model; options given here win over those of the exporter."""
         return export_model(
-            model, example_inputs, output_path, **{"strategy": self.strategy, **self.options, **options}
+            model,
+            example_inputs,
+            output_path,
+            **{"strategy": self.strategy, **self.options, **options},
         )

@@ -18,7 +18,9 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strategies, "_REGISTRY", dict(strategies._REGISTRY))
-        modelexport.register_strategy(modelexport.Strategy("by_weights", "torchscript", (strategies.PARAMETER,)))
+        modelexport.register_strategy(
+            modelexport.Strategy("by_weights", "torchscript", (strategies.PARAMETER,))
+        )
         for strategy in ("fx", "htp", "by_weights"):
             model, inputs = net()
             (folder / strategy).mkdir()

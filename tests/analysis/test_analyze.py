@@ -23,9 +23,8 @@ from damage import edit, edit_sidecar
 from modelexport.analysis.analyze import Analysis, analyze
 from modelexport.cli.main import main
 from modelexport.errors import ArgumentError, FormatError
-from modelexport.tagged import codec
-from modelexport.tagged.build import embed
-from modelexport.tagged.sidecar import encode_embedded, encode_sidecar, sidecar_path
+from modelexport.tagged.records import encode_embedded, encode_sidecar, sidecar_path, tags_digest
+from modelexport.tagged.tables import embedded_map
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
@@ -46,7 +45,9 @@ def test_the_counts_are_those_of_the_file(exported: Path) -> None:
     assert sum(module.own_nodes for module in result.modules) == result.totals.nodes
     elements = sum(int(np.prod(tensor.dims)) for tensor in proto.graph.initializer)
     assert result.totals.stored_values == elements
-    assert result.totals.bytes == sum(numpy_helper.to_array(tensor).nbytes for tensor in proto.graph.initializer)
+    assert result.totals.bytes == sum(
+        numpy_helper.to_array(tensor).nbytes for tensor in proto.graph.initializer
+    )
     assert sum(node.stored_values for node in result.nodes) == elements
     for module in result.modules:
         assert module.nodes == loaded.modules[module.module].nodes == sum(module.operators.values())
@@ -67,7 +68,11 @@ def test_weights_belong_to_the_modules_that_read_them(tmp_path: Path) -> None:
 def test_borders(exported: Path) -> None:
     """What enters and leaves a module is what the query for it finds."""
     for module in analyze(exported).modules:
-        part = modelexport.extract_module_subgraph(exported, None, module.module) if module.nodes else None
+        part = (
+            modelexport.extract_module_subgraph(exported, None, module.module)
+            if module.nodes
+            else None
+        )
         if part is not None:
             assert set(module.inputs) == set(part.external_inputs)
             assert len(module.outputs) >= len(part.boundary_operations) or module.module == ""
@@ -95,7 +100,9 @@ def test_the_ways_to_choose_a_module(exported: Path, kind: str) -> None:
 
 def test_a_tag_does_not_match_its_longer_brother(tmp_path: Path) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(4)) for _ in range(11)))
-    modelexport.export_model(distinct(model), torch.randn(1, 4), tmp_path / "m.onnx", strategy="htp", include="*")
+    modelexport.export_model(
+        distinct(model), torch.randn(1, 4), tmp_path / "m.onnx", strategy="htp", include="*"
+    )
     tags = list(analyze(tmp_path / "m.onnx").by_tag)
     one = next(tag for tag in tags if tag.count("/") == 3 and ".1/" in tag)
     assert list(analyze(tmp_path / "m.onnx", one.rpartition("/")[0]).by_tag) == [one]
@@ -181,7 +188,9 @@ def test_parameters_are_those_of_pytorch(strategy: str, tmp_path: Path) -> None:
         assert module.parameters == sum(p.numel() for p in live.parameters()), module.module
     assert result.totals.parameters == sum(p.numel() for p in model.parameters())
     assert result.totals.stored_values != result.totals.parameters
-    assert analyze(tmp_path / "m.onnx", "norms").totals.parameters == 16  # one of them goes by its other name
+    assert (
+        analyze(tmp_path / "m.onnx", "norms").totals.parameters == 16
+    )  # one of them goes by its other name
     assert analyze(tmp_path / "m.onnx", "head").totals.parameters == 24
     modelexport.extract(tmp_path / "m.onnx", "head", tmp_path / "head.onnx")
     assert analyze(tmp_path / "head.onnx").totals.parameters == 24
@@ -192,7 +201,9 @@ def test_a_program_counts_parameters_too(tmp_path: Path) -> None:
     model = Tied()
     program = torch.export.export(model, (torch.tensor([1, 2]),))
     modelexport.export_model(program, None, tmp_path / "m.onnx")
-    assert analyze(tmp_path / "m.onnx").totals.parameters == sum(p.numel() for p in model.parameters())
+    assert analyze(tmp_path / "m.onnx").totals.parameters == sum(
+        p.numel() for p in model.parameters()
+    )
 
 
 @pytest.mark.regression
@@ -206,7 +217,9 @@ def test_a_file_that_does_not_record_its_parameters(exported: Path) -> None:
     }
     sidecar = msgspec.structs.replace(model.sidecar, modules=old)
     sidecar_path(exported).write_bytes(encode_sidecar(sidecar))
-    embedded = embed(sidecar, codec.digest([node.key for node in model.graph.nodes], model.tags))
+    embedded = embedded_map(
+        sidecar, tags_digest([node.key for node in model.graph.nodes], model.tags)
+    )
     entry = encode_embedded(embedded)
     assert "parameter_count" not in entry
 
@@ -229,7 +242,9 @@ def clean_with_another_sidecar(folder: Path) -> Path:
     sidecars = []
     for last in (nn.Sigmoid(), nn.ReLU()):
         model = nn.Sequential(nn.Linear(4, 4), last)
-        modelexport.export_model(model, torch.ones(1, 4), folder / "m.onnx", strategy="htp", clean=True)
+        modelexport.export_model(
+            model, torch.ones(1, 4), folder / "m.onnx", strategy="htp", clean=True
+        )
         sidecars.append(sidecar_path(folder / "m.onnx").read_bytes())
     sidecar_path(folder / "m.onnx").write_bytes(sidecars[0])
     return folder / "m.onnx"
@@ -293,7 +308,9 @@ def test_weights_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A file with a hole of 4 GiB where a weight would be: reading it would take memory and time."""
     head = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
     graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [head], [head])
-    weight = helper.make_tensor("w", TensorProto.FLOAT, [4], np.zeros(4, np.float32).tobytes(), raw=True)
+    weight = helper.make_tensor(
+        "w", TensorProto.FLOAT, [4], np.zeros(4, np.float32).tobytes(), raw=True
+    )
     graph.initializer.append(weight)
     model = helper.make_model(graph)
     for tensor in model.graph.initializer:
@@ -308,19 +325,28 @@ def test_weights_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_dtype_has_its_size(tmp_path: Path) -> None:
-    sizes = {TensorProto.INT4: 4, TensorProto.BFLOAT16: 16, TensorProto.FLOAT8E4M3FN: 8, TensorProto.BOOL: 8}
+    sizes = {
+        TensorProto.INT4: 4,
+        TensorProto.BFLOAT16: 16,
+        TensorProto.FLOAT8E4M3FN: 8,
+        TensorProto.BOOL: 8,
+    }
     sizes |= {TensorProto.DOUBLE: 64, TensorProto.COMPLEX128: 128, TensorProto.STRING: 0}
     graph = helper.make_graph([], "g", [], [])
     for kind in sizes:
         graph.initializer.add(name=f"w{kind}", data_type=kind, dims=[3, 3])
     (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
-    assert analyze(tmp_path / "m.onnx").totals.bytes == sum((9 * bits + 7) // 8 for bits in sizes.values())
+    assert analyze(tmp_path / "m.onnx").totals.bytes == sum(
+        (9 * bits + 7) // 8 for bits in sizes.values()
+    )
 
 
 @pytest.mark.parametrize("location", ["x" * 5000, "no such file"])
 def test_an_impossible_data_file_is_a_missing_one(location: str, tmp_path: Path) -> None:
     graph = helper.make_graph([], "g", [], [])
-    weight = graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    weight = graph.initializer.add(
+        name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL
+    )
     weight.external_data.add(key="location", value=location)
     (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     assert not analyze(tmp_path / "m.onnx").file.data_files[0].present
@@ -328,7 +354,9 @@ def test_an_impossible_data_file_is_a_missing_one(location: str, tmp_path: Path)
 
 def test_a_data_file_outside_is_refused(tmp_path: Path) -> None:
     graph = helper.make_graph([], "g", [], [])
-    weight = graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    weight = graph.initializer.add(
+        name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL
+    )
     weight.external_data.add(key="location", value="../../etc/passwd")
     (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
     with pytest.raises(FormatError, match="outside"):
@@ -350,7 +378,9 @@ def test_a_lost_sidecar_or_broken_metadata_does_not_stop_it(exported: Path) -> N
 def test_tags_that_are_none_make_a_tree_all_the_same(tags: tuple[str, str], exported: Path) -> None:
     """A tag without a slash has nothing above it, not even itself."""
     edit_sidecar(exported, lambda content: content["modules"][""].update(tag=tags[0]))
-    edit_sidecar(exported, lambda content: content["modules"]["head"].update(tag=tags[1], shown=True))
+    edit_sidecar(
+        exported, lambda content: content["modules"]["head"].update(tag=tags[1], shown=True)
+    )
     edit(exported, lambda model: model.ClearField("metadata_props"))
     result = CliRunner().invoke(main, ["analyze", str(exported)])
     assert result.exit_code == 0, result.output
@@ -363,12 +393,17 @@ def test_json_and_csv_are_complete(exported: Path) -> None:
     assert content["format"] == "modelexport-analysis/1"
     shown = CliRunner().invoke(main, ["analyze", str(exported), "--output-format", "csv"])
     rows = list(csv.DictReader(io.StringIO(shown.stdout)))
-    assert Counter(row["kind"] for row in rows) == {"module": len(result.modules), "node": len(result.nodes)}
+    assert Counter(row["kind"] for row in rows) == {
+        "module": len(result.modules),
+        "node": len(result.nodes),
+    }
     nodes = [row for row in rows if row["kind"] == "node"]
     assert [row["node"] for row in nodes] == [node.node for node in result.nodes]
     assert sum(int(row["bytes"]) for row in nodes) == result.totals.bytes
     modules = {row["module"]: row for row in rows if row["kind"] == "module"}
-    assert {path: int(row["nodes"]) for path, row in modules.items()} == {m.module: m.nodes for m in result.modules}
+    assert {path: int(row["nodes"]) for path, row in modules.items()} == {
+        m.module: m.nodes for m in result.modules
+    }
 
 
 def test_without_details_the_counts_are_the_same(exported: Path) -> None:

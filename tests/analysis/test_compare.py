@@ -44,7 +44,9 @@ def graphs(draw: st.DrawFn, most: int = 7) -> onnx.ModelProto:
     nodes = []
     for number in range(draw(st.integers(1, most))):
         op_type = draw(st.sampled_from(["Constant", "Relu", "Add", "Add", "LeakyRelu", "If"]))
-        reads = [draw(st.sampled_from(known)) for _ in range({"Constant": 0, "Add": 2}.get(op_type, 1))]
+        reads = [
+            draw(st.sampled_from(known)) for _ in range({"Constant": 0, "Add": 2}.get(op_type, 1))
+        ]
         attributes: dict[str, object] = {}
         if op_type == "Constant":
             attributes["value"] = tensor(draw(st.sampled_from([1.0, 2.0])))
@@ -59,7 +61,11 @@ def graphs(draw: st.DrawFn, most: int = 7) -> onnx.ModelProto:
         known.append(f"t{number}")
     made = [f"t{number}" for number in range(len(nodes))]
     outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=2, unique=True))
-    inputs = [value_info("x"), value_info("y"), helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+    inputs = [
+        value_info("x"),
+        value_info("y"),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+    ]
     graph = helper.make_graph(nodes, "g", inputs, [value_info(name) for name in outputs], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
@@ -111,7 +117,10 @@ def reordered(draw: st.DrawFn, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _sources(node: onnx.NodeProto, nodes: list[onnx.NodeProto]) -> set[int]:
-    reads = {*node.input, *(name for a in node.attribute if a.HasField("g") for n in a.g.node for name in n.input)}
+    reads = {
+        *node.input,
+        *(name for a in node.attribute if a.HasField("g") for n in a.g.node for name in n.input),
+    }
     return {index for index, other in enumerate(nodes) if reads & set(other.output)}
 
 
@@ -131,23 +140,38 @@ def isomorphic(a: onnx.ModelProto, b: onnx.ModelProto) -> bool:
             for i, j in enumerate(order):
                 names[left[i].output[0]] = others[right[j].output[0]] = ("node", i)
             for i, j in enumerate(ways):
-                names[a.graph.initializer[i].name] = others[b.graph.initializer[j].name] = ("weight", i)
+                names[a.graph.initializer[i].name] = others[b.graph.initializer[j].name] = (
+                    "weight",
+                    i,
+                )
             if _same(a, b, left, [right[j] for j in order], names, others, ways):
                 return True
     return False
 
 
 def _same(a, b, left, right, names, others, ways) -> bool:  # type: ignore[no-untyped-def]
-    weights = all(a.graph.initializer[i].raw_data == b.graph.initializer[j].raw_data for i, j in enumerate(ways))
+    weights = all(
+        a.graph.initializer[i].raw_data == b.graph.initializer[j].raw_data
+        for i, j in enumerate(ways)
+    )
     ends = [names[v.name] for v in a.graph.output] == [others[v.name] for v in b.graph.output]
-    return weights and ends and all(_told(x, names) == _told(y, others) for x, y in zip(left, right, strict=True))
+    return (
+        weights
+        and ends
+        and all(_told(x, names) == _told(y, others) for x, y in zip(left, right, strict=True))
+    )
 
 
 def _told(node: onnx.NodeProto, names: dict[str, object]) -> object:
     attributes = []
     for attribute in sorted(node.attribute, key=lambda a: a.name):
         if attribute.HasField("g"):
-            attributes.append((attribute.name, [names.get(name, name) for n in attribute.g.node for name in n.input]))
+            attributes.append(
+                (
+                    attribute.name,
+                    [names.get(name, name) for n in attribute.g.node for name in n.input],
+                )
+            )
         else:
             attributes.append((attribute.name, attribute.f, attribute.t.raw_data))
     return node.op_type, [names[name] for name in node.input], attributes
@@ -183,7 +207,9 @@ def test_exact_and_symmetric(data: st.DataObject, tmp_path: Path) -> None:
     a, b = save(model, tmp_path / "a.onnx"), save(renamed(other), tmp_path / "b.onnx")
     answer = compare(a, b)
     assert answer.same_topology == compare(b, a).same_topology == isomorphic(model, other)
-    assert answer.same_topology != bool(answer.modules or answer.elsewhere), "a difference is told, and only then"
+    assert answer.same_topology != bool(answer.modules or answer.elsewhere), (
+        "a difference is told, and only then"
+    )
 
 
 def _nudged(data: st.DataObject, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -194,7 +220,12 @@ def _nudged(data: st.DataObject, model: onnx.ModelProto) -> onnx.ModelProto:
     assume(readers)
     index = data.draw(st.sampled_from(readers))
     node = copy.graph.node[index]
-    known = ["x", "y", *(w.name for w in copy.graph.initializer), *(n.output[0] for n in copy.graph.node[:index])]
+    known = [
+        "x",
+        "y",
+        *(w.name for w in copy.graph.initializer),
+        *(n.output[0] for n in copy.graph.node[:index]),
+    ]
     node.input[data.draw(st.integers(0, len(node.input) - 1))] = data.draw(st.sampled_from(known))
     return copy
 
@@ -204,16 +235,23 @@ def test_sharing_a_constant_is_not_having_two(tmp_path: Path) -> None:
     ones = [helper.make_node("Constant", [], [name], value=tensor(1.0)) for name in ("c0", "c1")]
     models = []
     for reads in (["c0", "c0", "c1"], ["c0", "c1", "c1"]):
-        users = [helper.make_node(op, ["x", name], [op]) for op, name in zip(["Add", "Mul", "Sub"], reads, strict=True)]
+        users = [
+            helper.make_node(op, ["x", name], [op])
+            for op, name in zip(["Add", "Mul", "Sub"], reads, strict=True)
+        ]
         outputs = [value_info(op) for op in ("Add", "Mul", "Sub")]
         graph = helper.make_graph([*ones, *users], "g", [value_info("x")], outputs)
         models.append(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
-    assert not compare(*(save(model, tmp_path / f"{i}.onnx") for i, model in enumerate(models))).same_topology
+    assert not compare(
+        *(save(model, tmp_path / f"{i}.onnx") for i, model in enumerate(models))
+    ).same_topology
 
 
 def model_of(nodes: list[onnx.NodeProto], outputs: list[str], **parts: object) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "g", [value_info("x")], [value_info(name) for name in outputs])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("f", 1)], **parts)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("f", 1)], **parts
+    )
 
 
 @pytest.mark.regression
@@ -221,7 +259,10 @@ def test_swapped_inputs_are_a_difference(tmp_path: Path) -> None:
     """One is a leaf, the other a node that reads nothing: neither leads further."""
     one = helper.make_node("Constant", [], ["c"], value=tensor(1.0))
     paths = [
-        save(model_of([one, helper.make_node("Sub", reads, ["y"])], ["y"]), tmp_path / f"{reads[0]}.onnx")
+        save(
+            model_of([one, helper.make_node("Sub", reads, ["y"])], ["y"]),
+            tmp_path / f"{reads[0]}.onnx",
+        )
         for reads in (["x", "c"], ["c", "x"])
     ]
     assert not compare(*paths).same_topology
@@ -242,7 +283,9 @@ def test_names_that_are_made_twice_do_not_hang_it(tmp_path: Path) -> None:
 def test_dead_ends_of_a_name_that_is_made_twice_do_not_hang_it(tmp_path: Path) -> None:
     """The last to make a name counts: what reads it may come before another that makes it."""
     dead = [("Relu", "b", "a"), ("Abs", "a", "b"), ("Neg", "x", "a"), ("Relu", "x", "y")]
-    model = model_of([helper.make_node(op_type, [read], [made]) for op_type, read, made in dead], ["y"])
+    model = model_of(
+        [helper.make_node(op_type, [read], [made]) for op_type, read, made in dead], ["y"]
+    )
     twin = save(renamed(model), tmp_path / "twin.onnx")
     assert compare(save(model, tmp_path / "m.onnx"), twin).same_topology
 
@@ -252,8 +295,13 @@ def test_dead_ends_of_a_name_that_is_made_twice_do_not_hang_it(tmp_path: Path) -
 def test_a_function_sees_nothing_of_the_graph(name: str, tmp_path: Path) -> None:
     """A name that it does not define is nobody's, though the graph has one like it."""
     inner = [helper.make_node("Add", ["a", name], ["b"])]
-    function = helper.make_function("own", "Odd", ["a"], ["b"], inner, [helper.make_opsetid("", 18)])
-    calls = [helper.make_node("Relu", ["x"], [name]), helper.make_node("Odd", [name], ["z"], domain="own")]
+    function = helper.make_function(
+        "own", "Odd", ["a"], ["b"], inner, [helper.make_opsetid("", 18)]
+    )
+    calls = [
+        helper.make_node("Relu", ["x"], [name]),
+        helper.make_node("Odd", [name], ["z"], domain="own"),
+    ]
     model = model_of(calls, ["z"])
     model.functions.append(function)
     path = save(model, tmp_path / "m.onnx")
@@ -266,17 +314,23 @@ def test_a_function_sees_nothing_of_the_graph(name: str, tmp_path: Path) -> None
 def test_a_tensor_that_is_called_as_one_of_a_function_is_no_trouble(tmp_path: Path) -> None:
     inner = [helper.make_node("Relu", ["a"], ["b"])]
     model = model_of([helper.make_node("Odd", ["x"], ["own::Odd/a"], domain="own")], ["own::Odd/a"])
-    model.functions.append(helper.make_function("own", "Odd", ["a"], ["b"], inner, [helper.make_opsetid("", 18)]))
+    model.functions.append(
+        helper.make_function("own", "Odd", ["a"], ["b"], inner, [helper.make_opsetid("", 18)])
+    )
     path = save(model, tmp_path / "m.onnx")
     assert not compare(path, save(renamed(model), tmp_path / "twin.onnx")).weights.added
 
 
 @pytest.mark.regression
 @pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.FLOAT, -(1 << 31), 99])
-def test_sizes_and_types_that_are_none_are_compared_as_they_stand(kind: int, tmp_path: Path) -> None:
+def test_sizes_and_types_that_are_none_are_compared_as_they_stand(
+    kind: int, tmp_path: Path
+) -> None:
     sizes = [1 << 20, (1 << 63) - 1, -(1 << 63)]
     weight = TensorProto(name="w", dims=sizes, data_type=kind)
-    node = helper.make_node("Own", ["x", "w"], ["y"], domain="own", value=TensorProto(dims=sizes, data_type=kind))
+    node = helper.make_node(
+        "Own", ["x", "w"], ["y"], domain="own", value=TensorProto(dims=sizes, data_type=kind)
+    )
     model = model_of([node], ["y"])
     model.graph.initializer.append(weight)
     path = save(model, tmp_path / "m.onnx")
@@ -293,7 +347,9 @@ def test_functions_are_compared_with_what_they_declare(tmp_path: Path) -> None:
             "f", "Leaky", ["a"], ["b"], [inner], [helper.make_opsetid("", 18)],
             attribute_protos=[helper.make_attribute("slope", value)],
         )  # fmt: skip
-        return model_of([helper.make_node("Leaky", ["x"], ["y"], domain="f")], ["y"], functions=[function])
+        return model_of(
+            [helper.make_node("Leaky", ["x"], ["y"], domain="f")], ["y"], functions=[function]
+        )
 
     a, b, c = (save(with_default(v), tmp_path / f"{i}.onnx") for i, v in enumerate((0.1, 0.1, 0.2)))
     assert compare(a, b).same_topology
@@ -306,11 +362,15 @@ def test_many_dead_twins_take_few_rounds(tmp_path: Path, monkeypatch: pytest.Mon
 
     rounds = []
     plain = dead_ends._Part.__init__
-    monkeypatch.setattr(dead_ends._Part, "__init__", lambda self, *given: rounds.append(1) or plain(self, *given))
+    monkeypatch.setattr(
+        dead_ends._Part, "__init__", lambda self, *given: rounds.append(1) or plain(self, *given)
+    )
     dead = [helper.make_node("Constant", [], [f"c{i}"], value=tensor(1.0)) for i in range(300)]
     dead += [helper.make_node("Abs", [f"c{i}"], [f"d{i}"]) for i in range(300)]
     model = model_of([helper.make_node("Relu", ["x"], ["y"]), *dead], ["y"])
-    assert compare(save(model, tmp_path / "a.onnx"), save(renamed(model), tmp_path / "b.onnx")).same_topology
+    assert compare(
+        save(model, tmp_path / "a.onnx"), save(renamed(model), tmp_path / "b.onnx")
+    ).same_topology
     assert len(rounds) <= 6
 
 
@@ -351,7 +411,10 @@ def test_bodies_and_shared_parts(name: str, tmp_path: Path) -> None:
 def changes(a: Path, b: Path) -> dict[str | None, tuple[int, int, list[tuple[str, ...]]]]:
     result = compare(a, b)
     assert not result.same_topology
-    return {c.module: (len(c.added), len(c.removed), [one.what for one in c.changed]) for c in result.modules}
+    return {
+        c.module: (len(c.added), len(c.removed), [one.what for one in c.changed])
+        for c in result.modules
+    }
 
 
 def module_of(node: onnx.NodeProto) -> str:
@@ -364,7 +427,9 @@ def test_a_change_is_told_by_module(exported: Path, tmp_path: Path, hidden_names
     proto = onnx.load(exported, load_external_data=False)
     axis = next(n for n in proto.graph.node if any(a.name == "epsilon" for a in n.attribute))
     add = [n for n in proto.graph.node if n.op_type == "Add"][-1]
-    for index, (node, word) in enumerate(((axis, "attributes"), (add, "operator"), (add, "inputs"))):
+    for index, (node, word) in enumerate(
+        ((axis, "attributes"), (add, "operator"), (add, "inputs"))
+    ):
         other = copied(exported, tmp_path / str(index))
 
         def damage(model: onnx.ModelProto, node: onnx.NodeProto = node, word: str = word) -> None:
@@ -427,9 +492,15 @@ def test_how_values_are_stored_does_not_matter(tmp_path: Path) -> None:
     paths = []
     for kind in ("raw", "typed", "outside"):
         weight = helper.make_tensor(
-            "w", TensorProto.FLOAT, [6], values.tobytes() if kind == "raw" else values, kind == "raw"
+            "w",
+            TensorProto.FLOAT,
+            [6],
+            values.tobytes() if kind == "raw" else values,
+            kind == "raw",
         )
-        constant = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("", TensorProto.FLOAT, [6], values))
+        constant = helper.make_node(
+            "Constant", [], ["c"], value=helper.make_tensor("", TensorProto.FLOAT, [6], values)
+        )
         if kind == "raw":
             constant.attribute[0].t.CopyFrom(numpy_helper.from_array(values))
         if kind == "outside":

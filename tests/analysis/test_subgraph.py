@@ -10,7 +10,7 @@ import pytest
 
 import modelexport
 from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError
-from modelexport.tagged.sidecar import read_sidecar, sidecar_path
+from modelexport.tagged.records import read_sidecar, sidecar_path
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
@@ -19,13 +19,21 @@ pytestmark = pytest.mark.sanity
 def expected(path: Path, module: str) -> dict[str, set[str]]:
     """By the definition, tensor by tensor."""
     proto = onnx.load(path, load_external_data=False)
-    tags = {node.output[0]: json.loads(node.doc_string)["hierarchy_module"] for node in proto.graph.node}
-    inside = [n for n in proto.graph.node if not module or f"{tags[n.output[0]]}.".startswith(f"{module}.")]
+    tags = {
+        node.output[0]: json.loads(node.doc_string)["hierarchy_module"] for node in proto.graph.node
+    }
+    inside = [
+        n
+        for n in proto.graph.node
+        if not module or f"{tags[n.output[0]]}.".startswith(f"{module}.")
+    ]
     outside = [n for n in proto.graph.node if n not in inside]
     weights = {tensor.name for tensor in proto.graph.initializer}
     made = {name for node in inside for name in node.output if name}
     read = {name for node in inside for name in node.input if name}
-    leaving = {name for node in outside for name in node.input} | {value.name for value in proto.graph.output}
+    leaving = {name for node in outside for name in node.input} | {
+        value.name for value in proto.graph.output
+    }
     return {
         "operations": {node.output[0] for node in inside},
         "external_inputs": read - made - weights,
@@ -40,7 +48,9 @@ def test_every_module_by_path_and_tag(exported: Path) -> None:
     for path, record in sidecar["modules"].items():
         if record["nodes"]:
             part = modelexport.extract_module_subgraph(exported, sidecar, path)
-            assert {key: set(part[key]) for key in expected(exported, path)} == expected(exported, path)
+            assert {key: set(part[key]) for key in expected(exported, path)} == expected(
+                exported, path
+            )
             if record["tag"] is not None:
                 assert modelexport.extract_module_subgraph(exported, sidecar, record["tag"]) == part
 
@@ -78,4 +88,6 @@ def test_bodies(tmp_path: Path) -> None:
     whole = modelexport.extract_module_subgraph(path, None, "")
     assert set(whole.operations) == {node.key for node in loaded.graph.nodes}
     assert set(whole.external_inputs) <= set(loaded.graph.inputs)
-    assert {node.key for node in loaded.graph.nodes if node.enclosing >= 0} & set(whole.boundary_operations) == set()
+    assert {node.key for node in loaded.graph.nodes if node.enclosing >= 0} & set(
+        whole.boundary_operations
+    ) == set()

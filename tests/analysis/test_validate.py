@@ -20,8 +20,8 @@ from modelexport.analysis.findings import Code
 from modelexport.analysis.repair import Repair
 from modelexport.analysis.validate import Validation, validate
 from modelexport.errors import FileError, FormatError
-from modelexport.graph import flatten
-from modelexport.tagged.sidecar import METADATA_KEY, sidecar_path
+from modelexport.graph.flat import flatten
+from modelexport.tagged.records import METADATA_KEY, sidecar_path
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
@@ -49,11 +49,18 @@ def test_an_export_is_valid(exported: Path) -> None:
     assert result.checks["consistency"] == "passed"
 
 
-def test_gaps_that_a_strategy_leaves_are_no_damage(exports: dict[str, Path], tmp_path: Path) -> None:
+def test_gaps_that_a_strategy_leaves_are_no_damage(
+    exports: dict[str, Path], tmp_path: Path
+) -> None:
     path = copied(exports["by_weights"], tmp_path / "copy")
     assert modelexport.load(path).coverage < 1.0
     assert codes(path) == set()
-    edit(path, lambda model: next(node for node in model.graph.node if node.doc_string).ClearField("doc_string"))
+    edit(
+        path,
+        lambda model: next(node for node in model.graph.node if node.doc_string).ClearField(
+            "doc_string"
+        ),
+    )
     assert codes(path) == {Code.DOC_MISSING}
     sidecar_path(path).unlink()
     assert Code.DOC_MISSING in codes(path), "the file's own records tell how many there were"
@@ -62,7 +69,9 @@ def test_gaps_that_a_strategy_leaves_are_no_damage(exports: dict[str, Path], tmp
 @pytest.mark.parametrize("deep", [False, True])
 def test_an_untagged_file_is_only_onnx(exported: Path, tmp_path: Path, deep: bool) -> None:
     (tmp_path / "other").mkdir()
-    result = validate(modelexport.strip(exported, tmp_path / "other" / "plain.onnx"), check_consistency=deep)
+    result = validate(
+        modelexport.strip(exported, tmp_path / "other" / "plain.onnx"), check_consistency=deep
+    )
     assert result.valid
     assert not result.tagged
     assert result.checks["tags"] == "no tags"
@@ -113,7 +122,9 @@ def move_an_edge(model: onnx.ModelProto) -> None:
     """A node that reads two computed tensors reads one of them twice."""
     made = {name for node in model.graph.node for name in node.output}
     node = next(
-        n for n in model.graph.node if len([name for name in n.input if name in made]) == 2 and n.op_type == "Add"
+        n
+        for n in model.graph.node
+        if len([name for name in n.input if name in made]) == 2 and n.op_type == "Add"
     )
     node.input[1] = node.input[0]
 
@@ -130,8 +141,12 @@ DAMAGES: dict[Code, Damage] = {
     Code.DOC_MALFORMED: cut_short,
     Code.DOC_MISSING: lose,
     Code.TAG_WRONG: wear_anothers_tag,
-    Code.TAG_UNKNOWN: edit_tag(3, hierarchy_path="/No/Such", hierarchy_tags=["/No/Such"], hierarchy_count=1),
-    Code.TAG_FORMAT: edit_tag(3, hierarchy_path="no slash", hierarchy_tags=["no slash"], hierarchy_count=1),
+    Code.TAG_UNKNOWN: edit_tag(
+        3, hierarchy_path="/No/Such", hierarchy_tags=["/No/Such"], hierarchy_count=1
+    ),
+    Code.TAG_FORMAT: edit_tag(
+        3, hierarchy_path="no slash", hierarchy_tags=["no slash"], hierarchy_count=1
+    ),
     Code.COUNT_WRONG: edit_tag(3, hierarchy_count=7),
     Code.NODE_ADDED: add_a_node,
     Code.NODE_REMOVED: remove_a_node,
@@ -151,7 +166,14 @@ def test_damage_in_the_file_has_its_code(exported: Path, code: Code) -> None:
     found = [one for one in result.findings if one.code == code]
     assert found
     assert all(one.severity == "error" and one.place and one.message and one.fix for one in found)
-    own = {Code.DOC_MALFORMED, Code.DOC_MISSING, Code.TAG_WRONG, Code.TAG_UNKNOWN, Code.EDGE_MOVED, Code.NODE_ADDED}
+    own = {
+        Code.DOC_MALFORMED,
+        Code.DOC_MISSING,
+        Code.TAG_WRONG,
+        Code.TAG_UNKNOWN,
+        Code.EDGE_MOVED,
+        Code.NODE_ADDED,
+    }
     if code in own | {Code.ATTRIBUTE_CHANGED}:
         assert len(result.findings) == len(found) == 1, "one damage, one finding"
 
@@ -181,7 +203,9 @@ def with_module(change: Callable[[dict], object]) -> Callable[[dict], None]:
 SIDECAR_DAMAGES: dict[Code, Callable[[dict], object]] = {
     Code.SIDECAR_FOREIGN: another_model,
     Code.SIDECAR_WRONG: lambda content: content["statistics"].update(nodes=1),
-    Code.TENSOR_WRONG: lambda content: next(iter(content["tensors"].values())).update(consumers=["/No/Such"]),
+    Code.TENSOR_WRONG: lambda content: next(iter(content["tensors"].values())).update(
+        consumers=["/No/Such"]
+    ),
     Code.HIERARCHY_UNMET: lambda content: content["expected_hierarchy"].reverse(),
     Code.METADATA_DISAGREES: with_module(lambda modules: modules[""].update(calls=5)),
     Code.NODE_ADDED: lambda content: content["nodes"].pop(next(iter(content["nodes"]))),
@@ -200,7 +224,9 @@ def test_a_missing_sidecar(exported: Path) -> None:
     assert validate(exported).valid, "without --check-consistency nobody asked for it"
 
 
-@pytest.mark.parametrize("content", [b"{not json", b"[]", b'{"format": 1}', b"", b'{"form\xff": 1}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"{not json", b"[]", b'{"format": 1}', b"", b'{"form\xff": 1}', b"[" * 100_000]
+)
 def test_a_sidecar_that_is_no_sidecar(exported: Path, content: bytes) -> None:
     sidecar_path(exported).write_bytes(content)
     assert codes(exported) == {Code.SIDECAR_UNREADABLE}
@@ -237,13 +263,18 @@ def test_modules_are_accounted_for(exported: Path) -> None:
     assert validate(exported, repair=True).valid
     assert exported.read_bytes() == original
     absent = next(
-        path for path, r in json.loads(sidecar_path(exported).read_text())["modules"].items() if not r["nodes"]
+        path
+        for path, r in json.loads(sidecar_path(exported).read_text())["modules"].items()
+        if not r["nodes"]
     )
     sidecar_path(exported).unlink()
     for damage, code in (
         (change(lambda modules: modules[""].update(children=[])), Code.PARENT_MISSING),
         (change(lambda modules: modules[""].update(nodes=1)), Code.MODULE_UNACCOUNTED),
-        (change(lambda modules: modules[absent].update(calls=1, status="unused")), Code.MODULE_UNACCOUNTED),
+        (
+            change(lambda modules: modules[absent].update(calls=1, status="unused")),
+            Code.MODULE_UNACCOUNTED,
+        ),
     ):
         edit(exported, damage)
         assert code in codes(exported)
@@ -258,7 +289,9 @@ def test_invalid_onnx(exported: Path) -> None:
     assert "\n" not in result.findings[0].message
 
 
-def test_a_large_file_is_checked_in_a_process_of_its_own(traced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_checked_in_a_process_of_its_own(
+    traced: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same answers from there, and nothing left behind; torch is loaded here, where no copy would be made."""
     monkeypatch.setattr(checker, "_LARGE", 1)
     monkeypatch.setattr(checker, "_may_fork", lambda: True)
@@ -295,7 +328,9 @@ def test_any_fifth_of_the_tags_comes_back_to_the_byte(
     path = copied(exports[strategy], tmp_path / "copy")
     original = everything(path.parent)
     count = len(modelexport.load(path).tags)
-    lost = data.draw(st.lists(st.integers(0, count - 1), min_size=count // 5, max_size=count // 5, unique=True))
+    lost = data.draw(
+        st.lists(st.integers(0, count - 1), min_size=count // 5, max_size=count // 5, unique=True)
+    )
     how = data.draw(st.sampled_from(["clear", "empty", "cut"]))
 
     def damage(model: onnx.ModelProto) -> None:
@@ -320,7 +355,13 @@ def test_any_fifth_of_the_tags_comes_back_to_the_byte(
 
 @pytest.mark.parametrize(
     "code",
-    [Code.TAG_WRONG, Code.TAG_UNKNOWN, Code.COUNT_WRONG, Code.METADATA_MISSING, Code.METADATA_UNREADABLE],
+    [
+        Code.TAG_WRONG,
+        Code.TAG_UNKNOWN,
+        Code.COUNT_WRONG,
+        Code.METADATA_MISSING,
+        Code.METADATA_UNREADABLE,
+    ],
     ids=str,
 )
 def test_other_damage_is_mended_to_the_byte(exported: Path, code: Code) -> None:
@@ -335,7 +376,9 @@ def test_other_damage_is_mended_to_the_byte(exported: Path, code: Code) -> None:
 
 
 @pytest.mark.parametrize("damage", [*SIDECAR_DAMAGES.values(), None])
-def test_the_sidecar_is_rebuilt_to_the_byte(exported: Path, damage: Callable[[dict], object] | None) -> None:
+def test_the_sidecar_is_rebuilt_to_the_byte(
+    exported: Path, damage: Callable[[dict], object] | None
+) -> None:
     sidecar = sidecar_path(exported)
     original = sidecar.read_bytes()
     if damage is None:
@@ -382,7 +425,12 @@ def test_a_damaged_sidecar_does_not_spoil_good_tags(exported: Path) -> None:
         lambda content: content["modules"].clear(),
     ):
         edit_sidecar(exported, damage)
-        assert codes(exported) <= {Code.SIDECAR_WRONG, Code.TENSOR_WRONG, Code.METADATA_DISAGREES, Code.HIERARCHY_UNMET}
+        assert codes(exported) <= {
+            Code.SIDECAR_WRONG,
+            Code.TENSOR_WRONG,
+            Code.METADATA_DISAGREES,
+            Code.HIERARCHY_UNMET,
+        }
         assert codes(exported)
         assert validate(exported, repair=True).valid
         after = everything(exported.parent)

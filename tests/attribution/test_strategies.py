@@ -13,12 +13,11 @@ from torch import nn
 
 import modelexport
 from modelexport.attribution import strategies
-from modelexport.attribution.evidence import Evidence, Facts
-from modelexport.attribution.parameters import by_parameter
-from modelexport.baseline.trace import Site, Trace
+from modelexport.attribution.evidence import Evidence, Facts, by_parameter
+from modelexport.capture.trace import Site, Trace
 from modelexport.errors import ArgumentError, ExportError
-from modelexport.graph import flatten
-from modelexport.hierarchy.tree import Module, ModuleTree
+from modelexport.graph.flat import flatten
+from modelexport.modules.tree import Module, ModuleTree
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
@@ -27,7 +26,9 @@ BOTH = pytest.mark.parametrize("strategy", ["fx", "htp"])
 
 def export(name: str, strategy: str, folder: Path, **options: object) -> modelexport.TaggedModel:
     model, inputs = ZOO[name]()
-    report = modelexport.export_model(distinct(model), inputs, folder / "m.onnx", strategy=strategy, **options)
+    report = modelexport.export_model(
+        distinct(model), inputs, folder / "m.onnx", strategy=strategy, **options
+    )
     return modelexport.load(report.onnx_path)
 
 
@@ -136,7 +137,9 @@ def test_what_the_tracer_warns_of_is_noted_once(tmp_path: Path) -> None:
     assert report["summary"]["notes"] == list(report.notes)
     assert report.report_path is not None
     assert f"test_strategies.py:{line}" in report.report_path.read_text()
-    plain = modelexport.export_model(nn.Linear(4, 4), torch.ones(1, 4), tmp_path / "n.onnx", strategy="htp")
+    plain = modelexport.export_model(
+        nn.Linear(4, 4), torch.ones(1, 4), tmp_path / "n.onnx", strategy="htp"
+    )
     assert plain.notes == ()
 
 
@@ -151,7 +154,9 @@ def test_without_a_fallback_only_dynamo_is_tried(tmp_path: Path) -> None:
 
 def test_exporter_overrides_the_strategy(tmp_path: Path) -> None:
     model, inputs = ZOO["two_module_lists"]()
-    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="fx", exporter="torchscript")
+    report = modelexport.export_model(
+        model, inputs, tmp_path / "m.onnx", strategy="fx", exporter="torchscript"
+    )
     assert (report.strategy, report.exporter, report.coverage) == ("fx", "torchscript", 1.0)
 
 
@@ -164,7 +169,9 @@ def test_usage_based_leaves_the_uncertain_out(tmp_path: Path) -> None:
 
 def test_a_registered_strategy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "_REGISTRY", dict(strategies._REGISTRY))
-    everything_root = Evidence("mine", lambda facts, settled: {i: Site("") for i in range(len(facts.graph.nodes))})
+    everything_root = Evidence(
+        "mine", lambda facts, settled: {i: Site("") for i in range(len(facts.graph.nodes))}
+    )
     modelexport.register_strategy(modelexport.Strategy("rooted", "torchscript", (everything_root,)))
     exported = export("two_module_lists", "rooted", tmp_path)
     assert {tag.hierarchy_method for tag in exported.tags if tag} == {"mine"}
@@ -182,11 +189,17 @@ def test_entry_points_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
             return modelexport.Strategy("from_a_package", "dynamo", strategies.FULL_CHAIN)
 
     monkeypatch.setattr(strategies, "_REGISTRY", dict(strategies._REGISTRY))
-    monkeypatch.setattr(strategies, "entry_points", lambda group: [Point()] if group == strategies.ENTRY_POINTS else [])
+    monkeypatch.setattr(
+        strategies,
+        "entry_points",
+        lambda group: [Point()] if group == strategies.ENTRY_POINTS else [],
+    )
     assert strategies.find_strategy("from_a_package").exporter == "dynamo"
 
 
-def test_a_package_that_is_broken_is_told_of_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_broken_is_told_of_only_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Point:
         name = "broken"
 
@@ -194,9 +207,14 @@ def test_a_package_that_is_broken_is_told_of_only_where_it_is_asked_for(monkeypa
             raise ImportError("no such module")
 
     monkeypatch.setattr(strategies, "entry_points", lambda group: [Point()])
-    with pytest.raises(ArgumentError, match="'broken' of an installed package cannot be loaded: ImportError: no such"):
+    with pytest.raises(
+        ArgumentError,
+        match="'broken' of an installed package cannot be loaded: ImportError: no such",
+    ):
         strategies.find_strategy("broken")
-    with pytest.raises(ArgumentError, match=r"no strategy 'absent' \(known: auto, fx, htp, usage_based, broken\)"):
+    with pytest.raises(
+        ArgumentError, match=r"no strategy 'absent' \(known: auto, fx, htp, usage_based, broken\)"
+    ):
         strategies.find_strategy("absent")
 
 
@@ -209,7 +227,9 @@ def test_usage_based_gives_nothing_to_a_module_that_did_not_run(tmp_path: Path) 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return nn.functional.linear(x, self.lender.weight).relu()
 
-    report = modelexport.export_model(Borrows(), torch.ones(1, 4), tmp_path / "m.onnx", strategy="usage_based")
+    report = modelexport.export_model(
+        Borrows(), torch.ones(1, 4), tmp_path / "m.onnx", strategy="usage_based"
+    )
     assert report.hierarchy.modules["lender"].status == "unused"
     assert {record.module for record in report.hierarchy.nodes.values()} == {""}
 
@@ -228,7 +248,9 @@ def test_a_compiled_model_exports_with_the_recommended_strategy(tmp_path: Path) 
     with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit.script"):
         model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4)))
     strategy, _ = modelexport.recommend_strategy(model)
-    report = modelexport.export_model(model, torch.ones(1, 4), tmp_path / "m.onnx", strategy=strategy)
+    report = modelexport.export_model(
+        model, torch.ones(1, 4), tmp_path / "m.onnx", strategy=strategy
+    )
     assert report.coverage == 1.0
     assert report.hierarchy.modules["2"].status == "nodes"
 
@@ -238,15 +260,26 @@ def test_depth_and_not_the_length_of_a_name_tells_which_module_is_nearer() -> No
     """Two norms have equal weights, of which the exporter keeps one: the deeper common ancestor decides."""
     paths = ["", "a_module_with_a_long_name", "s", "s.t"]
     names = {
-        path: tuple(other.rpartition(".")[2] for other in paths if other and parent(other) == path) for path in paths
+        path: tuple(other.rpartition(".")[2] for other in paths if other and parent(other) == path)
+        for path in paths
     }
     tree = ModuleTree(
         {
-            path: Module(path, "m.M", (*names[path], *(("fc", "norm") if path in LEAVES_IN else ())), (), (), ())
+            path: Module(
+                path,
+                "m.M",
+                (*names[path], *(("fc", "norm") if path in LEAVES_IN else ())),
+                (),
+                (),
+                (),
+            )
             for path in paths
         }
         | {f"{path}.fc": Module(f"{path}.fc", "m.M", (), (), (), ()) for path in LEAVES_IN}
-        | {f"{path}.norm": Module(f"{path}.norm", "m.M", (), ("weight",), (), ()) for path in LEAVES_IN},
+        | {
+            f"{path}.norm": Module(f"{path}.norm", "m.M", (), ("weight",), (), ())
+            for path in LEAVES_IN
+        },
         {f"{path}.norm.weight": (4,) for path in LEAVES_IN},
     )
     nodes = [

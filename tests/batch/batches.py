@@ -115,7 +115,9 @@ def write_jobs(folder: Path, jobs: list[dict[str, Any]], **settings: Any) -> Pat
     (folder / "good.py").write_text(GOOD)
     (folder / "bad.py").write_text(BAD)
     path = folder / "jobs.json"
-    path.write_text(json.dumps({"output_dir": "out", "defaults": DEFAULTS, "jobs": jobs, **settings}))
+    path.write_text(
+        json.dumps({"output_dir": "out", "defaults": DEFAULTS, "jobs": jobs, **settings})
+    )
     return path
 
 
@@ -124,11 +126,19 @@ def good_job(name: str, factory: str = "small") -> dict[str, Any]:
 
 
 def bad_jobs() -> list[dict[str, Any]]:
-    return [{"name": name, "model": f"bad.py:{name}", **limits} for name, limits in BAD_JOBS.items()]
+    return [
+        {"name": name, "model": f"bad.py:{name}", **limits} for name, limits in BAD_JOBS.items()
+    ]
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from modelexport.cli.main import main; main()", "batch", *map(str, arguments)]
+    return [
+        sys.executable,
+        "-c",
+        "from modelexport.cli.main import main; main()",
+        "batch",
+        *map(str, arguments),
+    ]
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

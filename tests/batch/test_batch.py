@@ -28,11 +28,13 @@ from batch.batches import (
     write_jobs,
 )
 from modelexport.batch.jobs import read_jobs
-from modelexport.batch.supervise import supervise
+from modelexport.batch.supervisor import run_job
 
 pytestmark = pytest.mark.integration
 
-GOOD_JOBS = [good_job(f"job{number}", ("small", "wide", "chatty")[number % 3]) for number in range(36)]
+GOOD_JOBS = [
+    good_job(f"job{number}", ("small", "wide", "chatty")[number % 3]) for number in range(36)
+]
 
 
 @pytest.mark.must
@@ -62,18 +64,24 @@ def test_forty_jobs_of_which_four_are_bad(executor: str, tmp_path: Path) -> None
     assert "SIGABRT" in found["crash"]["message"]
     assert "2 GiB" in found["hungry"]["message"]
     written = {name for result in found.values() for name in result.get("files", ())}
-    assert {entry.name for entry in (tmp_path / "out").iterdir()} == written | {"jobs_results.jsonl"}
+    assert {entry.name for entry in (tmp_path / "out").iterdir()} == written | {
+        "jobs_results.jsonl"
+    }
     assert gone(tmp_path)
 
     times = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written}
     again = results(run(path, *options, "--resume"))
-    assert {name for name, result in again.items() if result["status"] != "skipped"} == set(BAD_JOBS)
+    assert {name for name, result in again.items() if result["status"] != "skipped"} == set(
+        BAD_JOBS
+    )
     assert {name: result["status"] for name, result in again.items() if name in BAD_JOBS} == STATUS
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written} == times
 
 
 def test_what_has_changed_is_done_again(tmp_path: Path) -> None:
-    jobs = [good_job(name) for name in ("kept", "damaged", "lost", "told otherwise", "other inputs")]
+    jobs = [
+        good_job(name) for name in ("kept", "damaged", "lost", "told otherwise", "other inputs")
+    ]
     jobs[4]["input_specs"] = "inputs.json"
     specs = tmp_path / "inputs.json"
     specs.write_text('{"input": {"shape": [2, 4]}}')
@@ -111,7 +119,9 @@ def test_a_batch_that_was_cut_short_goes_on(tmp_path: Path) -> None:
 
 def _started(path: Path, folder: Path, *options: object) -> subprocess.Popen[str]:
     """A batch whose good job is done and whose other job hangs."""
-    process = subprocess.Popen(command(path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     end = time.monotonic() + 120
     lines = folder / "out" / "jobs_results.jsonl"
     while not (lines.exists() and b"quick" in lines.read_bytes()):
@@ -139,12 +149,17 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     hanging["model"] = "good.py:small"
     write_jobs(tmp_path, [good_job("quick"), hanging])
     again = run(path, "--resume")
-    assert {name: result["status"] for name, result in results(again).items()} == {"quick": "skipped", "hang": "done"}
+    assert {name: result["status"] for name, result in results(again).items()} == {
+        "quick": "skipped",
+        "hang": "done",
+    }
 
 
 @pytest.mark.parametrize("bad", ["hang", "stopped", "busy"])
 def test_jobs_end_with_a_batch_that_is_killed(bad: str, tmp_path: Path) -> None:
-    path = write_jobs(tmp_path, [good_job("quick"), {"name": bad, "model": f"bad.py:{bad}", "timeout": 600}])
+    path = write_jobs(
+        tmp_path, [good_job("quick"), {"name": bad, "model": f"bad.py:{bad}", "timeout": 600}]
+    )
     process = _started(path, tmp_path)
     process.kill()
     process.communicate()
@@ -249,24 +264,36 @@ def test_what_a_job_prints_and_leaves_running(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "status", "says"),
     [
-        ("for fd in range(3, 64):\n        try: os.write(fd, b'garbage\\n')\n        except OSError: pass", "done", ""),
+        (
+            "for fd in range(3, 64):\n        try: os.write(fd, b'garbage\\n')\n        except OSError: pass",
+            "done",
+            "",
+        ),
         ("sys.exit(5)", "failed", "SystemExit"),
         ("raise KeyboardInterrupt", "failed", "odd.py:make raised KeyboardInterrupt"),
         ("raise ValueError('bad \\ud800' + 'x' * 10**6)", "failed", "ValueError"),
-        ("class Mute(Exception):\n        def __str__(self): raise TypeError\n    raise Mute", "failed", "TypeError"),
+        (
+            "class Mute(Exception):\n        def __str__(self): raise TypeError\n    raise Mute",
+            "failed",
+            "TypeError",
+        ),
         ("import shutil; shutil.rmtree(os.getcwd())", "done", ""),
     ],
     ids=["writes anywhere", "exits", "interrupts", "unsendable", "mute", "removes its folder"],
 )
-def test_a_job_that_misbehaves_has_a_result(code: str, status: str, says: str, tmp_path: Path) -> None:
+def test_a_job_that_misbehaves_has_a_result(
+    code: str, status: str, says: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "list"
     folder.mkdir()
     write_jobs(folder, [good_job("unused")])
     (folder / "odd.py").write_text(
         f"import os, sys\nfrom good import small\ndef make():\n    {code}\n    return small()\n"
     )
-    batch = read_jobs(write_jobs(folder, [{"name": "odd", "model": "odd.py:make"}]), tmp_path / "out")
-    result = supervise(batch.jobs[0], batch.folder, share=2)
+    batch = read_jobs(
+        write_jobs(folder, [{"name": "odd", "model": "odd.py:make"}]), tmp_path / "out"
+    )
+    result = run_job(batch.jobs[0], batch.folder, share=2)
     assert result.status == status
     assert says in result.message
     assert len(result.message) < 5000

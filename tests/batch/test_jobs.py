@@ -75,29 +75,62 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
             "no option 'stratgy' .did you mean strategy",
         ),
         ('{"jobs": [{"model": "a", "output": "a.onnx", "dynamic": 3}]}', "job 1: .*dynamic"),
-        ('{"jobs": [{"model": "a", "output": "a.onnx", "timeout": 0}]}', "the timeout 0 is no time"),
+        (
+            '{"jobs": [{"model": "a", "output": "a.onnx", "timeout": 0}]}',
+            "the timeout 0 is no time",
+        ),
         ('{"jobs": [{"model": "a", "output": "a.onnx", "memory": "much"}]}', "'much' is no size"),
-        ('{"jobs": [{"model": "a", "output": "a.onnx", "input-shape": [1]}]}', "did you mean input_shape"),
-        ('{"jobs": [{"model": "a", "output": "a.txt"}]}', "job 1: the output 'a.txt' does not end in .onnx"),
-        ('{"jobs": [{"model": "a", "output": "a.onnx", "strategy": "fxx"}]}', "job 1: there is no strategy 'fxx'"),
+        (
+            '{"jobs": [{"model": "a", "output": "a.onnx", "input-shape": [1]}]}',
+            "did you mean input_shape",
+        ),
+        (
+            '{"jobs": [{"model": "a", "output": "a.txt"}]}',
+            "job 1: the output 'a.txt' does not end in .onnx",
+        ),
+        (
+            '{"jobs": [{"model": "a", "output": "a.onnx", "strategy": "fxx"}]}',
+            "job 1: there is no strategy 'fxx'",
+        ),
         ('{"jobs": [{"model": "a.py:f", "output": "a.onnx"}]}', "job 1: there is no file a.py"),
         ('{"jobs": [{"model": "a", "output": "a.onnx", "timeout": 1e300}]}', "is no time"),
-        ('{"jobs": [{"model": "a", "output": "a.onnx", "memory": "99999999999 TiB"}]}', "no machine has the memory"),
-        ('{"jobs": [{"model": "a", "output": "a.onnx", "scrub": true, "fx_graph": "a.txt"}]}', "scrubbing leaves out"),
-        ('{"jobs": [{"model": "a", "name": "x"}, {"model": "b", "name": "x"}]}', "two jobs have the name x"),
+        (
+            '{"jobs": [{"model": "a", "output": "a.onnx", "memory": "99999999999 TiB"}]}',
+            "no machine has the memory",
+        ),
+        (
+            '{"jobs": [{"model": "a", "output": "a.onnx", "scrub": true, "fx_graph": "a.txt"}]}',
+            "scrubbing leaves out",
+        ),
+        (
+            '{"jobs": [{"model": "a", "name": "x"}, {"model": "b", "name": "x"}]}',
+            "two jobs have the name x",
+        ),
         (
             '{"jobs": [{"model": "a", "output": "x.onnx", "name": "1"}, {"model": "b", "output": "sub/../x.onnx"}]}',
             "two jobs have the output",
         ),
-        ('{"jobs": [{"model": "a", "output": "a.onnx"}], "defaults": {"output": "b.onnx"}}', "output is for one job"),
+        (
+            '{"jobs": [{"model": "a", "output": "a.onnx"}], "defaults": {"output": "b.onnx"}}',
+            "output is for one job",
+        ),
         ('{"jobs": [{"model": "a", "output": "a.onnx"}], "default": {}}', "`default`"),
         (
             '{"jobs": [{"model": "a", "name": "b"}], "defaults": {"memroy": 1}}',
             "defaults: there is no .*'memroy'",
         ),
-        ('{"jobs": [{"model": "a", "name": "b"}], "defaults": {"dynamic": 3}}', "json, defaults: .*dynamic"),
-        ('{"jobs": [{"model": "a", "name": "b"}], "defaults": {"timeout": 0}}', "json, defaults: the timeout 0"),
-        ('{"jobs": [{"model": "a", "name": "../../b"}]}', "no file can have the name .*an output of its own"),
+        (
+            '{"jobs": [{"model": "a", "name": "b"}], "defaults": {"dynamic": 3}}',
+            "json, defaults: .*dynamic",
+        ),
+        (
+            '{"jobs": [{"model": "a", "name": "b"}], "defaults": {"timeout": 0}}',
+            "json, defaults: the timeout 0",
+        ),
+        (
+            '{"jobs": [{"model": "a", "name": "../../b"}]}',
+            "no file can have the name .*an output of its own",
+        ),
         ('{"jobs": 3}', "no list of jobs"),
         ("[" * 100_000, "is not JSON"),
         ('{"jobs": [{"model": "\xff"}]}', "is not JSON"),
@@ -115,7 +148,9 @@ def test_bad_lists_of_jobs(content: str, says: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("content", ["a", "x = " + "9" * 5000, "\xff = 1", '[[jobs]]\nmodel = "\\ud800"'])
+@pytest.mark.parametrize(
+    "content", ["a", "x = " + "9" * 5000, "\xff = 1", '[[jobs]]\nmodel = "\\ud800"']
+)
 def test_bad_toml(content: str, tmp_path: Path) -> None:
     path = tmp_path / "jobs.toml"
     path.write_bytes(content.encode("latin-1"))
@@ -136,7 +171,9 @@ def test_bad_toml(content: str, tmp_path: Path) -> None:
         ["jobs.toml", "--executor", "slurm"],
     ],
 )
-def test_bad_command_lines(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_command_lines(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("jobs.toml").write_text('[[jobs]]\nmodel = "some/model"\nname = "a"\n')
     Path("jobs.yaml").write_text("jobs: []")
@@ -148,7 +185,14 @@ def test_bad_command_lines(arguments: list[str], tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("told", "size"),
-    [(5, 5), ("512", 512), ("4 GiB", 4 << 30), ("1.5g", 3 << 29), ("10 MB", 10 << 20), ("2TiB", 2 << 40)],
+    [
+        (5, 5),
+        ("512", 512),
+        ("4 GiB", 4 << 30),
+        ("1.5g", 3 << 29),
+        ("10 MB", 10 << 20),
+        ("2TiB", 2 << 40),
+    ],
 )
 def test_sizes(told: int | str, size: int) -> None:
     assert as_bytes(told) == size
@@ -185,7 +229,9 @@ def test_every_option_counts_in_the_digest_of_a_job(tmp_path: Path) -> None:
     ]
     jobs = [given_jobs([{**plain, **other}], tmp_path).jobs[0] for other in others]
     assert len({job_digest(job, tmp_path) for job in jobs}) == len(jobs)
-    same = given_jobs([{**plain, "timeout": 5, "memory": "1 GiB", "name": "other"}], tmp_path).jobs[0]
+    same = given_jobs([{**plain, "timeout": 5, "memory": "1 GiB", "name": "other"}], tmp_path).jobs[
+        0
+    ]
     assert job_digest(same, tmp_path) == job_digest(jobs[0], tmp_path)
 
 
@@ -228,4 +274,7 @@ def test_lines_that_are_no_results_are_passed_over(tmp_path: Path) -> None:
         out.write(b'[]\n{"name": 3}\n' + b"[" * 5000 + b"\n\xff\n")
     file.add(JobResult(name="b", status="failed", output="b.onnx"))
     file.path.write_bytes(file.path.read_bytes() + json.dumps({"name": "c"}).encode()[:-3])
-    assert {name: result.status for name, result in file.read().items()} == {"a": "done", "b": "failed"}
+    assert {name: result.status for name, result in file.read().items()} == {
+        "a": "done",
+        "b": "failed",
+    }

@@ -45,7 +45,10 @@ def test_demo_shows_the_tree_and_what_to_try(demo: Path) -> None:
     assert tree == (GOLDEN / "demo_tree.txt").read_text()
     assert "85 of 85 nodes tagged" in text
     assert "Try next:" in text
-    assert max(len(line) for line in lines[start:] if "Try" not in line and "modelexport" not in line) <= 80
+    assert (
+        max(len(line) for line in lines[start:] if "Try" not in line and "modelexport" not in line)
+        <= 80
+    )
     exported = modelexport.load(demo / "bert-tiny.onnx")
     assert exported.coverage == 1.0
     onnx.checker.check_model(str(demo / "bert-tiny.onnx"), full_check=True)
@@ -66,7 +69,15 @@ def test_what_the_demo_suggests_works(demo: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("strategy", ["auto", "fx", "htp", "usage_based"])
 def test_each_strategy_from_a_folder(demo: Path, strategy: str, tmp_path: Path) -> None:
-    result = run("export", demo / "bert-tiny", tmp_path / "m.onnx", "--strategy", strategy, "--input-text", "hello")
+    result = run(
+        "export",
+        demo / "bert-tiny",
+        tmp_path / "m.onnx",
+        "--strategy",
+        strategy,
+        "--input-text",
+        "hello",
+    )
     assert result.exit_code == 0, result.output
     sidecar = json.loads((tmp_path / "m_hierarchy.json").read_text())
     assert sidecar["export"]["requested"] == strategy
@@ -88,11 +99,18 @@ def test_each_strategy_from_a_folder(demo: Path, strategy: str, tmp_path: Path) 
     ],
 )
 def test_the_demo_model_in_every_way(
-    demo: Path, strategy: str, options: list[str], shape: list[object], opset: int | None, tmp_path: Path
+    demo: Path,
+    strategy: str,
+    options: list[str],
+    shape: list[object],
+    opset: int | None,
+    tmp_path: Path,
 ) -> None:
     newest = {"fx": 25, "htp": 20}[strategy]
     options = [str(newest) if option == "newest" else option for option in options]
-    result = run("export", demo / "bert-tiny", tmp_path / "m.onnx", "--strategy", strategy, *options)
+    result = run(
+        "export", demo / "bert-tiny", tmp_path / "m.onnx", "--strategy", strategy, *options
+    )
     assert result.exit_code == 0, result.output
     exported = modelexport.load(tmp_path / "m.onnx")
     assert exported.sidecar is not None
@@ -138,7 +156,12 @@ def test_flags_reach_the_export(demo: Path, tmp_path: Path) -> None:
 
 def test_fx_graph_and_alias_of_clean(demo: Path, tmp_path: Path) -> None:
     result = run(
-        "export", demo / "bert-tiny", tmp_path / "m.onnx", "--fx-graph", tmp_path / "fx.txt", "--no-hierarchy-attrs"
+        "export",
+        demo / "bert-tiny",
+        tmp_path / "m.onnx",
+        "--fx-graph",
+        tmp_path / "fx.txt",
+        "--no-hierarchy-attrs",
     )
     assert result.exit_code == 0, result.output
     assert "ExportedProgram" in (tmp_path / "fx.txt").read_text()
@@ -221,13 +244,21 @@ def test_factories(arguments: list[str], tmp_path: Path) -> None:
         (["my_factories:pair", "m.onnx", "--input-shape", "y=1,4"], 2, "no input 'y'"),
         (["my_factories:pair", "m.onnx", "--dynamic-axes", "input"], 2, "names no axes"),
         (["my_factories:pair", "m.onnx", "--dynamic-axes", "y=0:batch"], 2, "which is no input"),
-        (["my_factories:pair", "m.onnx", "--dynamic", "--dynamic-axes", "input=0:b"], 2, "give one of them"),
+        (
+            ["my_factories:pair", "m.onnx", "--dynamic", "--dynamic-axes", "input=0:b"],
+            2,
+            "give one of them",
+        ),
         (["my_factories:pair", "m.onnx", "--random-weights"], 2, "is for Hugging Face models"),
         (["my_factories:pair", "m.onnx", "--opset-version", "26"], 2, "it writes opset 7 to 25"),
         (["my_factories:model", "m.onnx", "--input-text", "hi"], 2, "no tokenizer"),
         (["my_factories:pair", "m.txt"], 2, "does not end in .onnx"),
         (["my_factories:pair", "absent/m.onnx"], 2, "does not exist"),
-        (["my_factories:pair", "m.onnx", "--strategy", "guess"], 2, "known: auto, fx, htp, usage_based"),
+        (
+            ["my_factories:pair", "m.onnx", "--strategy", "guess"],
+            2,
+            "known: auto, fx, htp, usage_based",
+        ),
         (["my_factories:pair", "m.onnx", "--input-shape", "1,x"], 2, "not a shape"),
         (["my_factories:pair", "m.onnx", "--opset-version", "3"], 2, "out of range"),
         (["my_factories:pair", "m.onnx", "--no-such-flag"], 2, "No such option"),
@@ -237,11 +268,17 @@ def test_factories(arguments: list[str], tmp_path: Path) -> None:
         (["my_factories:broken", "m.onnx"], 2, "my_factories.py:23: raise ValueError"),
         (["my_factories:branching", "m.onnx", "--no-fallback"], 3, "dynamo: "),
         (["my_factories:unsupported", "m.onnx"], 3, "operator aten.histc.default"),
-        (["my_factories:unsupported", "m.onnx"], 3, "my_factories.py:29: return torch.histc(x, bins=4)"),
+        (
+            ["my_factories:unsupported", "m.onnx"],
+            3,
+            "my_factories.py:29: return torch.histc(x, bins=4)",
+        ),
         (["my_factories:unsupported", "m.onnx"], 3, "torchscript: UnsupportedOperatorError"),
     ],
 )
-def test_what_a_user_sees_who_gets_it_wrong(arguments: list[str], code: int, expected: str, tmp_path: Path) -> None:
+def test_what_a_user_sees_who_gets_it_wrong(
+    arguments: list[str], code: int, expected: str, tmp_path: Path
+) -> None:
     result = run("export", *arguments)
     assert result.exit_code == code, result.output
     assert expected in result.stderr
@@ -256,8 +293,14 @@ def test_what_a_user_sees_who_gets_it_wrong(arguments: list[str], code: int, exp
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["my_factories:pair", "--input-shape", "1000000,1000000"], "shape 1000000,1000000 and dtype"),
-        (["my_factories:model", "--input-shape", "1000000,1000000"], "shape 1000000,1000000 and dtype"),
+        (
+            ["my_factories:pair", "--input-shape", "1000000,1000000"],
+            "shape 1000000,1000000 and dtype",
+        ),
+        (
+            ["my_factories:model", "--input-shape", "1000000,1000000"],
+            "shape 1000000,1000000 and dtype",
+        ),
         (["my_factories:misfit"], "shapes cannot be multiplied"),
         (["my_factories.py:"], "the name of a factory is missing after the colon"),
         (["my_factories:"], "the name of a factory is missing after the colon"),
@@ -310,7 +353,12 @@ def test_help_is_enough(command: list[str]) -> None:
 
 def test_a_vision_folder_by_shape(tmp_path: Path) -> None:
     config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=8,
     )
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "vit")
     result = run("export", tmp_path / "vit", tmp_path / "vit.onnx", "--input-shape", "2,3,16,16")

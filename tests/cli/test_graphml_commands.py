@@ -49,9 +49,17 @@ def handmade(tmp_path: Path) -> Path:
 def test_export_with_graphml(factory: str, tmp_path: Path) -> None:
     result = invoke("export", factory, tmp_path / "m.onnx", "--with-graphml")
     assert result.exit_code == 0, result.output
-    assert "graphml m_hierarchical_graph.graphml, weights in m_hierarchical_graph.onnxdata" in result.stdout
+    assert (
+        "graphml m_hierarchical_graph.graphml, weights in m_hierarchical_graph.onnxdata"
+        in result.stdout
+    )
     assert (tmp_path / "m_hierarchical_graph.onnxdata").exists()
-    back = invoke("import-onnx", tmp_path / "m_hierarchical_graph.graphml", tmp_path / "back.onnx", "--validate")
+    back = invoke(
+        "import-onnx",
+        tmp_path / "m_hierarchical_graph.graphml",
+        tmp_path / "back.onnx",
+        "--validate",
+    )
     assert back.exit_code == 0, back.output
     assert "topology: as recorded" in back.stdout
     assert "ONNX Runtime: loaded the model and ran it on zeros" in back.stdout
@@ -80,7 +88,9 @@ def test_a_failing_graphml_does_not_cost_the_export(factory: str, tmp_path: Path
     assert not list(tmp_path.glob(".modelexport-*"))
 
 
-def test_any_failure_of_the_graphml_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_failure_of_the_graphml_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     from modelexport import pipeline
@@ -105,7 +115,10 @@ def test_any_failure_of_the_graphml_is_a_warning(tmp_path: Path, monkeypatch: py
         (["--graphml-output", "m.txt"], "does not end in .graphml"),
         (["--graphml-output", "missing/m.graphml"], "does not exist"),
         (["--with-graphml", "--graphml-parameters", "nowhere"], "nowhere"),
-        (["--graphml-output", "other/m.graphml", "--graphml-parameters", "reference"], "is not beside"),
+        (
+            ["--graphml-output", "other/m.graphml", "--graphml-parameters", "reference"],
+            "is not beside",
+        ),
     ],
 )
 def test_a_wrong_flag_is_an_error(
@@ -132,7 +145,11 @@ def test_export_graphml_says_what_it_wrote(handmade: Path) -> None:
 def test_an_import_says_what_was_edited(handmade: Path) -> None:
     graphml = modelexport.export_graphml(handmade).graphml
     drawing = Drawing(graphml)
-    drawing.set(next(n for n in drawing.of_kind("operator") if drawing.told(n)["operator"] == "Neg"), "operator", "Abs")
+    drawing.set(
+        next(n for n in drawing.of_kind("operator") if drawing.told(n)["operator"] == "Neg"),
+        "operator",
+        "Abs",
+    )
     drawing.save()
     result = invoke("import-onnx", graphml, handmade.with_name("back.onnx"), "--validate")
     assert result.exit_code == 1, result.output
@@ -167,22 +184,43 @@ def test_validate_without_onnx_runtime(handmade: Path, monkeypatch: pytest.Monke
 def test_validate_of_what_onnx_runtime_cannot_be_given(tmp_path: Path) -> None:
     """Inputs that are no tensors are not made up."""
     path = tmp_path / "model.onnx"
-    sequence = helper.make_value_info("s", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2])))
-    made = model([helper.make_node("SequenceLength", ["s"], ["n"])], [sequence], [value("n", TensorProto.INT64, [])])
+    sequence = helper.make_value_info(
+        "s", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2]))
+    )
+    made = model(
+        [helper.make_node("SequenceLength", ["s"], ["n"])],
+        [sequence],
+        [value("n", TensorProto.INT64, [])],
+    )
     path.write_bytes(made.SerializeToString())
-    result = invoke("import-onnx", modelexport.export_graphml(path).graphml, tmp_path / "back.onnx", "--validate")
+    result = invoke(
+        "import-onnx",
+        modelexport.export_graphml(path).graphml,
+        tmp_path / "back.onnx",
+        "--validate",
+    )
     assert result.exit_code == 0, result.output
-    assert "loaded the model, did not run it: inputs that are no plain tensors" in " ".join(result.stdout.split())
+    assert "loaded the model, did not run it: inputs that are no plain tensors" in " ".join(
+        result.stdout.split()
+    )
 
 
 @pytest.mark.regression
 def test_a_model_that_was_only_loaded_is_not_said_to_run(handmade: Path, tmp_path: Path) -> None:
-    imported = modelexport.import_onnx(modelexport.export_graphml(handmade).graphml, tmp_path / "ran.onnx")
+    imported = modelexport.import_onnx(
+        modelexport.export_graphml(handmade).graphml, tmp_path / "ran.onnx"
+    )
     ran = check.check_import(imported)
     assert (ran.loads, ran.runs, ran.passed) == (True, True, True)
     path = tmp_path / "sequence.onnx"
-    sequence = helper.make_value_info("s", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2])))
-    made = model([helper.make_node("SequenceLength", ["s"], ["n"])], [sequence], [value("n", TensorProto.INT64, [])])
+    sequence = helper.make_value_info(
+        "s", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2]))
+    )
+    made = model(
+        [helper.make_node("SequenceLength", ["s"], ["n"])],
+        [sequence],
+        [value("n", TensorProto.INT64, [])],
+    )
     path.write_bytes(made.SerializeToString())
     loaded = check.check_import(
         modelexport.import_onnx(modelexport.export_graphml(path).graphml, tmp_path / "loaded.onnx")
@@ -190,7 +228,9 @@ def test_a_model_that_was_only_loaded_is_not_said_to_run(handmade: Path, tmp_pat
     assert (loaded.loads, loaded.runs, loaded.passed) == (True, False, True)
 
 
-def test_validate_of_a_loop_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_of_a_loop_that_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On zeros, a sum never reaches its limit."""
     bool_, float_ = TensorProto.BOOL, TensorProto.FLOAT
     body = helper.make_graph(
@@ -212,7 +252,12 @@ def test_validate_of_a_loop_that_never_ends(tmp_path: Path, monkeypatch: pytest.
     made = model(nodes, [value("x", float_, [])], [value("y", float_, [])], weights)
     path.write_bytes(made.SerializeToString())
     monkeypatch.setattr(check, "_LONGEST_RUN", 0.5)
-    result = invoke("import-onnx", modelexport.export_graphml(path).graphml, tmp_path / "back.onnx", "--validate")
+    result = invoke(
+        "import-onnx",
+        modelexport.export_graphml(path).graphml,
+        tmp_path / "back.onnx",
+        "--validate",
+    )
     assert result.exit_code == 0, result.output
     assert "loaded the model, could not run it on zeros" in " ".join(result.stdout.split())
 

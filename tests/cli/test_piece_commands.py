@@ -16,8 +16,8 @@ from rich.console import Console
 
 import modelexport
 from folders import text_encoder
+from modelexport.cli.console import plain_table
 from modelexport.cli.main import main
-from modelexport.cli.render import plain_table
 
 pytestmark = [pytest.mark.integration, pytest.mark.sanity]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -88,7 +88,9 @@ def test_the_list(folder: Path) -> None:
     assert lines[0] == "net.onnx: 8 modules can be extracted"
     assert "blocks.1  Block, 2 nodes" in lines
     assert max(map(len, lines)) <= 80
-    assert run("extract", "net.onnx", "blocks.1", "--list").stdout.startswith("net.onnx: 1 module can")
+    assert run("extract", "net.onnx", "blocks.1", "--list").stdout.startswith(
+        "net.onnx: 1 module can"
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,9 @@ def test_extract_refuses_in_a_line(folder: Path, arguments: tuple[str, ...], sai
 def test_verify_says_that_a_file_is_right(folder: Path) -> None:
     result = run("verify", "nets.py:make", "net.onnx")
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("net.onnx against nets.py:make: agrees within atol 0.0001, rtol 0.001\n")
+    assert result.stdout.startswith(
+        "net.onnx against nets.py:make: agrees within atol 0.0001, rtol 0.001\n"
+    )
     assert result.stdout.splitlines()[1] == "  8 of 8 modules compared"
     assert max(map(len, result.stdout.splitlines())) <= 80
 
@@ -131,11 +135,16 @@ def test_verify_lists_what_it_did_not_compare(folder: Path) -> None:
     result = run("verify", "idle.py:make", "idle.onnx")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[1] == "  3 of 4 modules compared"
-    assert "not compared: 1 module\n  the exporter folded its operations or left them out: 1\n" in result.stdout
+    assert (
+        "not compared: 1 module\n  the exporter folded its operations or left them out: 1\n"
+        in result.stdout
+    )
     nothing = run("verify", "idle.py:make", "idle.onnx", "--module", "1")
     assert nothing.exit_code == 1
     assert nothing.stdout.startswith("idle.onnx against idle.py:make: nothing could be compared\n")
-    answer = json.loads(run("verify", "idle.py:make", "idle.onnx", "--output-format", "json").stdout)
+    answer = json.loads(
+        run("verify", "idle.py:make", "idle.onnx", "--output-format", "json").stdout
+    )
     assert (answer["modules_compared"], answer["modules_total"]) == (3, 4)
     assert answer["not_compared"] == {"1": "the exporter folded its operations or left them out"}
 
@@ -149,7 +158,9 @@ def test_verify_on_random_inputs(folder: Path) -> None:
     assert lines[3] == "  inputs from the factory's own, and 2 random sets with seed 3"
     assert run("verify", "nets.py:make", "net.onnx", "--random-inputs", "-1").exit_code == 2
     answer = json.loads(
-        run("verify", "nets.py:make", "net.onnx", "--random-inputs", "2", "--output-format", "json").stdout
+        run(
+            "verify", "nets.py:make", "net.onnx", "--random-inputs", "2", "--output-format", "json"
+        ).stdout
     )
     assert answer["runs"] == 3
 
@@ -161,10 +172,20 @@ def test_verify_on_several_texts(folder: Path) -> None:
     for part in (model, *processors):
         part.save_pretrained("bert")
     assert run("export", "bert", "bert.onnx", "--input-text", "every node of").exit_code == 0
-    result = run("verify", "bert", "bert.onnx", "--input-text", "this graph is", "--input-text", "that module ran")
+    result = run(
+        "verify",
+        "bert",
+        "bert.onnx",
+        "--input-text",
+        "this graph is",
+        "--input-text",
+        "that module ran",
+    )
     assert result.exit_code == 0, result.output
     assert "the worst of 2 runs" in result.stdout.splitlines()[1]
-    refused = run("verify", "bert", "bert.onnx", "--input-text", "this graph is", "--input-text", "graph")
+    refused = run(
+        "verify", "bert", "bert.onnx", "--input-text", "this graph is", "--input-text", "graph"
+    )
     assert refused.exit_code == 2
     assert "run 2 of 2: the file's input 'input_ids': expected [1,3], got [1,1]" in refused.stderr
     assert "Traceback" not in refused.output
@@ -175,11 +196,17 @@ def test_verify_names_the_block_that_is_wrong(folder: Path) -> None:
     assert result.exit_code == 1
     assert "first to differ: blocks.1.fc (Linear)" in result.stdout
     assert "caused by 1 module, the worst first:\n    blocks.1.fc (Linear)" in result.stdout
-    answer = json.loads(run("verify", "nets.py:broken", "net.onnx", "--output-format", "json").stdout)
+    answer = json.loads(
+        run("verify", "nets.py:broken", "net.onnx", "--output-format", "json").stdout
+    )
     assert answer["first"] == "blocks.1.fc"
     assert answer["agrees"] is False
     rows = list(
-        csv.DictReader(io.StringIO(run("verify", "nets.py:broken", "net.onnx", "--output-format", "csv").stdout))
+        csv.DictReader(
+            io.StringIO(
+                run("verify", "nets.py:broken", "net.onnx", "--output-format", "csv").stdout
+            )
+        )
     )
     blames = {row["module"]: row["blame"] for row in rows}
     assert blames["blocks.0"] == ""
@@ -192,7 +219,9 @@ def test_verify_names_the_block_that_is_wrong(folder: Path) -> None:
 
 def test_a_narrow_table_cuts_names_and_nothing_else() -> None:
     text = io.StringIO()
-    table = plain_table({"module": False, "number": True, "outcome": False}, [("x" * 90, "1e-04", "caused inside")])
+    table = plain_table(
+        {"module": False, "number": True, "outcome": False}, [("x" * 90, "1e-04", "caused inside")]
+    )
     Console(file=text, width=40).print(table)
     (row,) = text.getvalue().splitlines()[1:]
     assert row.rstrip().endswith("…   1e-04  caused inside")
@@ -234,7 +263,12 @@ def test_verify_refuses_in_a_line(folder: Path, arguments: tuple[str, ...], said
 
 
 def test_no_output_goes_over_a_data_file(folder: Path) -> None:
-    assert run("export", "nets.py:large", "apart.onnx", "--strategy", "htp", "--external-data").exit_code == 0
+    assert (
+        run(
+            "export", "nets.py:large", "apart.onnx", "--strategy", "htp", "--external-data"
+        ).exit_code
+        == 0
+    )
     before = Path("apart.onnx.data").read_bytes()
     for command in (("analyze", "apart.onnx"), ("verify", "nets.py:large", "apart.onnx")):
         assert run(*command, "--output-file", "apart.onnx.data").exit_code == 2

@@ -71,9 +71,17 @@ def damage(model) -> None:  # type: ignore[no-untyped-def]
         ("analyze_no_match.txt", ["analyze", "m.onnx", "--filter-tag", "/Net/Decoder"], 0),
         ("analyze_untagged.txt", ["analyze", "base.onnx"], 0),
         ("validate.txt", ["validate", "m.onnx", "--check-consistency"], 0),
-        ("validate.json", ["validate", "m.onnx", "--check-consistency", "--output-format", "json"], 0),
+        (
+            "validate.json",
+            ["validate", "m.onnx", "--check-consistency", "--output-format", "json"],
+            0,
+        ),
         ("compare_with_baseline.txt", ["compare", "base.onnx", "m.onnx"], 0),
-        ("compare_with_baseline.json", ["compare", "base.onnx", "m.onnx", "--output-format", "json"], 0),
+        (
+            "compare_with_baseline.json",
+            ["compare", "base.onnx", "m.onnx", "--output-format", "json"],
+            0,
+        ),
     ],
 )
 def test_output(onnx_file: Path, name: str, arguments: list[str], code: int) -> None:
@@ -97,7 +105,10 @@ def test_output_for_damage(onnx_file: Path) -> None:
     edit(onnx_file, damage)
     for name, arguments in (
         ("validate_damage.txt", ["validate", "m.onnx", "--check-consistency"]),
-        ("validate_damage.json", ["validate", "m.onnx", "--check-consistency", "--output-format", "json"]),
+        (
+            "validate_damage.json",
+            ["validate", "m.onnx", "--check-consistency", "--output-format", "json"],
+        ),
         ("compare_different.txt", ["compare", "base.onnx", "m.onnx"]),
         ("compare_different.json", ["compare", "base.onnx", "m.onnx", "--output-format", "json"]),
         ("validate_repair.txt", ["validate", "m.onnx", "--repair"]),
@@ -125,7 +136,9 @@ def test_report_is_only_written_when_asked_for(tmp_path: Path) -> None:
     report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
     assert report.report_path is None
     assert not (tmp_path / "m_report.md").exists()
-    again = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp", with_report=True)
+    again = modelexport.export_model(
+        model, inputs, tmp_path / "m.onnx", strategy="htp", with_report=True
+    )
     assert again.report_path == tmp_path / "m_report.md"
     assert again["files"]["report"] == str(again.report_path)
     assert (tmp_path / "m_report.md").read_text().startswith("# m.onnx\n")
@@ -139,7 +152,8 @@ BAD = {
 
 
 @pytest.mark.parametrize(
-    "command", ["analyze", "validate", "validate --check-consistency", "validate --repair", "compare"]
+    "command",
+    ["analyze", "validate", "validate --check-consistency", "validate --repair", "compare"],
 )
 @pytest.mark.parametrize("bad", [*BAD, "folder", "missing.onnx"])
 def test_bad_files_give_one_line(onnx_file: Path, command: str, bad: str) -> None:
@@ -172,14 +186,20 @@ def test_names_cannot_steer_a_terminal(onnx_file: Path) -> None:
         model.graph.input[0].name = evil
 
     edit(onnx_file, rename)
-    for arguments in (["analyze"], ["analyze", "--output-format", "detailed"], ["validate", "--check-consistency"]):
+    for arguments in (
+        ["analyze"],
+        ["analyze", "--output-format", "detailed"],
+        ["validate", "--check-consistency"],
+    ):
         result = run(arguments[0], "m.onnx", *arguments[1:])
         assert "evil" in result.stdout
         assert not set("\x1b\x07\u202e") & set(result.stdout)
     assert not set("\x1b\x07\u202e") & set(run("compare", "base.onnx", "m.onnx").stdout)
 
 
-@pytest.mark.parametrize("target", ["m.onnx", "./m.onnx", "m_hierarchy.json", "base.onnx", "other.onnx"])
+@pytest.mark.parametrize(
+    "target", ["m.onnx", "./m.onnx", "m_hierarchy.json", "base.onnx", "other.onnx"]
+)
 def test_what_is_read_is_not_written_over(onnx_file: Path, target: str) -> None:
     before = {path.name: path.read_bytes() for path in Path().iterdir()}
     for arguments in (["analyze", "m.onnx"], ["compare", "base.onnx", "m.onnx"]):
@@ -235,7 +255,9 @@ def test_a_closed_pipe_is_no_error(onnx_file: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("arguments", [["analyze"], ["analyze", "--output-format", "json"], ["validate"], ["--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["analyze"], ["analyze", "--output-format", "json"], ["validate"], ["--help"]]
+)
 def test_nowhere_to_write_is_one_line(arguments: list[str], original: Path) -> None:
     """A full disk behind stdout; and no stdout at all, which nobody wants to hear of."""
     command, *options = arguments
@@ -246,19 +268,25 @@ def test_nowhere_to_write_is_one_line(arguments: list[str], original: Path) -> N
         result = subprocess.run(whole, stdout=full, stderr=subprocess.PIPE, text=True)
     assert result.returncode == 2
     assert result.stderr == "Error: cannot write the output: No space left on device\n"
-    closed = subprocess.run(["sh", "-c", 'exec "$0" "$@" >&-', *whole], stderr=subprocess.PIPE, text=True)
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$0" "$@" >&-', *whole], stderr=subprocess.PIPE, text=True
+    )
     assert closed.returncode == 0
     assert closed.stderr == ""
 
 
 def test_the_package_runs_as_a_module() -> None:
-    shown = subprocess.run([sys.executable, "-m", "modelexport", "--version"], capture_output=True, text=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "modelexport", "--version"], capture_output=True, text=True
+    )
     assert shown.stdout.startswith("modelexport, version "), shown.stderr
 
 
 @pytest.mark.regression
 def test_one_of_a_kind_is_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = modelexport.export_model(torch.nn.ReLU(), torch.ones(1), tmp_path / "m.onnx", strategy="htp")
+    report = modelexport.export_model(
+        torch.nn.ReLU(), torch.ones(1), tmp_path / "m.onnx", strategy="htp"
+    )
     show_summary(report)
     shown = capsys.readouterr().out + run("analyze", str(report.onnx_path)).output
     drawn = run("export-graphml", str(report.onnx_path)).output

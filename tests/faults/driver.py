@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 import modelexport
-from modelexport.tagged.recovery import PREFIX
+from modelexport.onnx_file.recovery import PREFIX
 
 Snapshot = dict[str, str]
 _EVENTS = ("open", "os.", "shutil.", "subprocess.Popen", "fcntl.")
@@ -43,7 +43,9 @@ class Net(nn.Module):
 
 
 def export(target: Path, seed: int, strategy: str = "htp") -> None:
-    modelexport.export_model(Net(seed), torch.ones(1, 40), target, strategy=strategy, external_data=True)
+    modelexport.export_model(
+        Net(seed), torch.ones(1, 40), target, strategy=strategy, external_data=True
+    )
 
 
 def damage(target: Path) -> None:
@@ -74,7 +76,9 @@ class Scenario:
             self.drawing.mkdir(exist_ok=True)
             for seed in (1, 2):
                 export(self.drawing / f"{seed}.onnx", seed)
-                modelexport.export_graphml(self.drawing / f"{seed}.onnx", self.drawing / f"{seed}.graphml")
+                modelexport.export_graphml(
+                    self.drawing / f"{seed}.onnx", self.drawing / f"{seed}.graphml"
+                )
             for path in self.target.parent.iterdir():
                 path.unlink()  # import-onnx writes no sidecar, and does not replace a data file by another
             modelexport.strip(self.drawing / "2.onnx", self.target)
@@ -89,7 +93,11 @@ class Scenario:
 
 
 def snapshot(folder: Path) -> Snapshot:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.is_file()}
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.is_file()
+    }
 
 
 def forked(act: Callable[[], None]) -> int:
@@ -127,7 +135,13 @@ class Kills:
         self.before = snapshot(folder)
         self.after, self.seconds, self.events = self._complete(1)
         self.rival = self._complete(2)[0] if scenario.name != "repair" else self.after
-        self.record: dict[str, Any] = {"kills": 0, "before": 0, "after": 0, "wrong": [], "slowest": 0.0}
+        self.record: dict[str, Any] = {
+            "kills": 0,
+            "before": 0,
+            "after": 0,
+            "wrong": [],
+            "slowest": 0.0,
+        }
 
     def _reset(self) -> None:
         shutil.rmtree(self.folder)
@@ -210,7 +224,9 @@ class _Counter:
         self._last = last
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not event.startswith(_EVENTS) or not any(self._folder in str(argument) for argument in arguments):
+        if not event.startswith(_EVENTS) or not any(
+            self._folder in str(argument) for argument in arguments
+        ):
             return
         if self.count == self._last:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -29,7 +29,11 @@ def killed(scenario: str, way: str, kills: int, folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     assert record["wrong"] == []
     assert record["kills"] == record["before"] + record["after"]
-    assert not [path for path in temporary.iterdir() if path.is_file() or path.name.startswith(".modelexport")]
+    assert not [
+        path
+        for path in temporary.iterdir()
+        if path.is_file() or path.name.startswith(".modelexport")
+    ]
     return record
 
 

@@ -74,7 +74,10 @@ def state(model: nn.Module) -> list[object]:
         [(name, id(module), module.training) for name, module in model.named_modules()],
         [(name, id(tensor), tensor.clone().tolist()) for name, tensor in model.named_parameters()],
         [(name, id(tensor), tensor.clone().tolist()) for name, tensor in model.named_buffers()],
-        [{k: list(v) if isinstance(v, list) else id(v) for k, v in m.__dict__.items()} for m in model.modules()],
+        [
+            {k: list(v) if isinstance(v, list) else id(v) for k, v in m.__dict__.items()}
+            for m in model.modules()
+        ],
         hooks_of(model),
     ]
 
@@ -94,15 +97,21 @@ def test_a_forward_that_ends_half_way(kind: type[Base], strategy: str, tmp_path:
 
 @pytest.mark.parametrize("kind", [ReplacesModules, DropsModules, AddsHooks])
 @pytest.mark.parametrize("strategy", ["auto", "htp"])
-def test_a_model_that_changes_its_own_modules(kind: type[Base], strategy: str, tmp_path: Path) -> None:
+def test_a_model_that_changes_its_own_modules(
+    kind: type[Base], strategy: str, tmp_path: Path
+) -> None:
     model = kind().train()
     was = state(model)
     if (strategy, kind) in REFUSED_BY_TORCH:
         with pytest.raises(ExportError):
-            modelexport.export_model(model, torch.ones(1, 4), tmp_path / "m.onnx", strategy=strategy)
+            modelexport.export_model(
+                model, torch.ones(1, 4), tmp_path / "m.onnx", strategy=strategy
+            )
         assert list(tmp_path.iterdir()) == []
     else:
-        report = modelexport.export_model(model, torch.ones(1, 4), tmp_path / "m.onnx", strategy=strategy)
+        report = modelexport.export_model(
+            model, torch.ones(1, 4), tmp_path / "m.onnx", strategy=strategy
+        )
         assert report.coverage == 1.0
         assert modelexport.validate(tmp_path / "m.onnx", check_consistency=True).valid
     assert state(model) == was

@@ -17,7 +17,7 @@ from torch import nn
 import modelexport
 from modelexport.cli.main import main
 from modelexport.errors import FileError, ModelExportError
-from modelexport.tagged import recovery
+from modelexport.onnx_file import recovery
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 
@@ -25,7 +25,9 @@ MODEL = "import torch\nfrom torch import nn\ndef make():\n    return nn.Linear(6
 
 
 def export(target: Path, width: int = 4, **options: object) -> None:
-    modelexport.export_model(nn.Linear(width, width), torch.ones(1, width), target, strategy="htp", **options)
+    modelexport.export_model(
+        nn.Linear(width, width), torch.ones(1, width), target, strategy="htp", **options
+    )
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -36,7 +38,9 @@ def content(folder: Path) -> dict[str, bytes]:
 def mounted(place: Path, options: str) -> Iterator[Path]:
     """A file system of its own, where this process may make one."""
     place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True
+    )
     if made.returncode:
         pytest.skip("no file system can be mounted here")
     try:
@@ -65,7 +69,13 @@ def test_a_full_disk(external: bool, tmp_path: Path) -> None:
             export(folder / "m.onnx", 600, external_data=external)
         assert content(folder) == before
         (tmp_path / "model.py").write_text(MODEL)
-        arguments = ["export", f"{tmp_path / 'model.py'}:make", str(folder / "m.onnx"), "--strategy", "htp"]
+        arguments = [
+            "export",
+            f"{tmp_path / 'model.py'}:make",
+            str(folder / "m.onnx"),
+            "--strategy",
+            "htp",
+        ]
         shown = CliRunner().invoke(main, arguments)
         assert shown.exit_code == 2
         assert "No space left" in shown.stderr
@@ -90,7 +100,9 @@ def test_a_full_disk_for_what_comes_after_an_export(tmp_path: Path) -> None:
             lambda: modelexport.strip(source, folder / "out.onnx"),
             lambda: modelexport.extract(source, "", folder / "out.onnx"),
             lambda: modelexport.export_graphml(source, folder / "out.graphml"),
-            lambda: modelexport.import_onnx(tmp_path / "m_hierarchical_graph.graphml", folder / "out.onnx"),
+            lambda: modelexport.import_onnx(
+                tmp_path / "m_hierarchical_graph.graphml", folder / "out.onnx"
+            ),
         ]
         for writer in writers:
             with pytest.raises(FileError, match="No space left"):
@@ -128,7 +140,9 @@ def test_a_folder_in_the_place_of_an_output(name: str, tmp_path: Path) -> None:
     assert (tmp_path / name / "inside").read_text() == "kept"
 
 
-def test_when_one_of_the_files_cannot_be_replaced_none_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_one_of_the_files_cannot_be_replaced_none_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export(tmp_path / "m.onnx", 40, external_data=True)
     before = content(tmp_path)
     replace = os.replace
@@ -166,13 +180,17 @@ def test_a_folder_that_is_a_link(tmp_path: Path) -> None:
     assert sorted(content(tmp_path / "real")) == ["m.onnx", "m_hierarchy.json"]
 
 
-@pytest.mark.parametrize("stem", ["with some spaces", "größe 模型 🧩", "-v", "a'b\"c", "%2F", "new\nline"])
+@pytest.mark.parametrize(
+    "stem", ["with some spaces", "größe 模型 🧩", "-v", "a'b\"c", "%2F", "new\nline"]
+)
 def test_odd_names(stem: str, tmp_path: Path) -> None:
     folder = tmp_path / stem
     folder.mkdir()
     target = folder / f"{stem}.onnx"
     export(target, 40, external_data=True)
-    assert sorted(content(folder)) == sorted([target.name, f"{target.name}.data", f"{stem}_hierarchy.json"])
+    assert sorted(content(folder)) == sorted(
+        [target.name, f"{target.name}.data", f"{stem}_hierarchy.json"]
+    )
     assert modelexport.validate(target, check_consistency=True).valid
     modelexport.extract(target, "", folder / "piece.onnx")
     assert modelexport.compare(target, folder / "piece.onnx").same_topology
@@ -223,12 +241,19 @@ def test_what_others_planted_is_not_obeyed(tmp_path: Path) -> None:
     recovery.write_moves(tricky, ["m.onnx"], [])
     (left_behind(folder, 6) / "moves.json").symlink_to(folder / "weights")
     export(folder / "m.onnx")
-    assert sorted(path.name for path in folder.iterdir()) == [notes.name, "m.onnx", "m_hierarchy.json", "weights"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        notes.name,
+        "m.onnx",
+        "m_hierarchy.json",
+        "weights",
+    ]
     assert (notes / "thesis.txt").read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
-def test_interrupted_twice_while_files_are_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_twice_while_files_are_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export(tmp_path / "m.onnx", 40, external_data=True)
     replace, left = os.replace, [2]
 

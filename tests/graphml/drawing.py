@@ -20,7 +20,10 @@ class Drawing:
         self.path = path
         self.tree = etree.parse(path)
         self.root = self.tree.getroot()
-        self.names = {key.get("id"): (key.get("for"), key.get("attr.name")) for key in self.root.findall(f"{G}key")}
+        self.names = {
+            key.get("id"): (key.get("for"), key.get("attr.name"))
+            for key in self.root.findall(f"{G}key")
+        }
         self.nodes = {node.get("id"): node for node in self.root.iter(f"{G}node")}
         self.edges = list(self.root.iter(f"{G}edge"))
 

@@ -12,7 +12,9 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 F, LONG = TensorProto.FLOAT, TensorProto.INT64
 
 
-def value(name: str, kind: int = F, shape: list[int | str | None] | None = None) -> onnx.ValueInfoProto:
+def value(
+    name: str, kind: int = F, shape: list[int | str | None] | None = None
+) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, [2, 3] if shape is None else shape)
 
 
@@ -34,7 +36,9 @@ def every_attribute() -> onnx.ModelProto:
     """All kinds of attributes on operators of a domain that nobody knows."""
     tensor = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3), "t")
     large = numpy_helper.from_array(np.arange(4096, dtype=np.float32), "large")
-    nested = helper.make_graph([helper.make_node("Identity", ["x"], ["inner"])], "nested", [], [value("inner")])
+    nested = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["inner"])], "nested", [], [value("inner")]
+    )
     attributes = {
         "f": 0.1,
         "i": -(2**63),
@@ -54,12 +58,16 @@ def every_attribute() -> onnx.ModelProto:
         "sparses": [sparse("a"), sparse("b")],
         "types": [helper.make_sequence_type_proto(helper.make_tensor_type_proto(F, None))],
     }
-    node = helper.make_node("Everything", ["x"], ["y"], name="all", domain="nobody.knows", **attributes)
+    node = helper.make_node(
+        "Everything", ["x"], ["y"], name="all", domain="nobody.knows", **attributes
+    )
     empty = [
         helper.make_attribute("no_ints", [], attr_type=AttributeProto.INTS),
         helper.make_attribute("no_strings", [], attr_type=AttributeProto.STRINGS),
         AttributeProto(name="undefined"),
-        AttributeProto(name="documented", i=3, type=AttributeProto.INT, doc_string="of an attribute"),
+        AttributeProto(
+            name="documented", i=3, type=AttributeProto.INT, doc_string="of an attribute"
+        ),
     ]
     node.attribute.extend(empty)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("nobody.knows", 7)]
@@ -72,7 +80,9 @@ def bodies() -> onnx.ModelProto:
     inner = helper.make_graph(
         [helper.make_node("Mul", ["x", "w"], ["z"], name="m")], "inner", [], [value("z")], [weight]
     )
-    other = helper.make_graph([helper.make_node("Neg", ["x"], ["z"], name="m")], "other", [], [value("z")])
+    other = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["z"], name="m")], "other", [], [value("z")]
+    )
     deep = helper.make_graph(
         [helper.make_node("If", ["c"], ["d"], name="deep", then_branch=inner, else_branch=other)],
         "deep",
@@ -91,7 +101,10 @@ def bodies() -> onnx.ModelProto:
         [numpy_helper.from_array(np.ones((2, 3), np.float32), "big")],
     )
     row = helper.make_graph(
-        [helper.make_node("Add", ["state", "part"], ["sum"]), helper.make_node("Identity", ["sum"], ["out"])],
+        [
+            helper.make_node("Add", ["state", "part"], ["sum"]),
+            helper.make_node("Identity", ["sum"], ["out"]),
+        ],
         "row",
         [value("state", F, [3]), value("part", F, [3])],
         [value("sum", F, [3]), value("out", F, [3])],
@@ -99,13 +112,20 @@ def bodies() -> onnx.ModelProto:
     nodes = [
         helper.make_node("If", ["c"], ["branch"], name="outer", then_branch=deep, else_branch=flat),
         helper.make_node("Loop", ["n", "", "branch"], ["looped"], name="loop", body=step),
-        helper.make_node("Scan", ["start", "looped"], ["last", "y"], name="scan", body=row, num_scan_inputs=1),
+        helper.make_node(
+            "Scan", ["start", "looped"], ["last", "y"], name="scan", body=row, num_scan_inputs=1
+        ),
     ]
     weights = [
         numpy_helper.from_array(np.array(3, np.int64), "n"),
         numpy_helper.from_array(np.zeros(3, np.float32), "start"),
     ]
-    return model(nodes, [value("x"), value("c", TensorProto.BOOL, [])], [value("y"), value("last", F, [3])], weights)
+    return model(
+        nodes,
+        [value("x"), value("c", TensorProto.BOOL, [])],
+        [value("y"), value("last", F, [3])],
+        weights,
+    )
 
 
 def functions() -> onnx.ModelProto:
@@ -128,7 +148,10 @@ def functions() -> onnx.ModelProto:
         "Twice",
         ["a"],
         ["c"],
-        [helper.make_node("Scale", ["a"], ["h"], domain="own", by=2.0), helper.make_node("Add", ["h", "a"], ["c"])],
+        [
+            helper.make_node("Scale", ["a"], ["h"], domain="own", by=2.0),
+            helper.make_node("Add", ["h", "a"], ["c"]),
+        ],
         [*opset, helper.make_opsetid("own", 1)],
         attribute_protos=[helper.make_attribute("alpha", 0.5)],
         value_info=[value("h")],
@@ -144,7 +167,9 @@ def functions() -> onnx.ModelProto:
     return made
 
 
-def _referring(op_type: str, inputs: list[str], outputs: list[str], name: str, reference: str) -> onnx.NodeProto:
+def _referring(
+    op_type: str, inputs: list[str], outputs: list[str], name: str, reference: str
+) -> onnx.NodeProto:
     node = helper.make_node(op_type, inputs, outputs)
     node.attribute.add(name=name, ref_attr_name=reference, type=AttributeProto.FLOAT)
     return node
@@ -170,7 +195,9 @@ def sequences() -> onnx.ModelProto:
     )
     made.graph.value_info.append(helper.make_value_info("m", mapping))
     made.graph.value_info.append(helper.make_value_info("o", optional))
-    made.graph.value_info.append(helper.make_value_info("sp", helper.make_sparse_tensor_type_proto(F, [1])))
+    made.graph.value_info.append(
+        helper.make_value_info("sp", helper.make_sparse_tensor_type_proto(F, [1]))
+    )
     return made
 
 
@@ -182,7 +209,12 @@ def optional_inputs() -> onnx.ModelProto:
         helper.make_node("Optional", ["y"], ["o"]),
         helper.make_node("OptionalGetElement", ["o"], ["z"]),
     ]
-    return model(nodes, [value("x")], [value("z")], [numpy_helper.from_array(np.array(0.5, np.float32), "high")])
+    return model(
+        nodes,
+        [value("x")],
+        [value("z")],
+        [numpy_helper.from_array(np.array(0.5, np.float32), "high")],
+    )
 
 
 def odd_types() -> onnx.ModelProto:
@@ -209,7 +241,9 @@ def odd_types() -> onnx.ModelProto:
     weights[-1].segment.begin = 1
     weights[-1].segment.end = 2
     weights[0].metadata_props.add(key="k", value="v")
-    nodes = [helper.make_node("Identity", [weight.name], [f"{weight.name}_out"]) for weight in weights]
+    nodes = [
+        helper.make_node("Identity", [weight.name], [f"{weight.name}_out"]) for weight in weights
+    ]
     made = model(nodes, [value("x")], [value("scalar_out", TensorProto.DOUBLE, [])], weights)
     made.graph.sparse_initializer.append(sparse("sparse"))
     return made
@@ -231,7 +265,10 @@ def odd_names() -> onnx.ModelProto:
         "\u00a0",
         "\ufffe\u2028",
     ]
-    nodes = [helper.make_node("Relu", [first], [second], name=second) for first, second in pairwise(names)]
+    nodes = [
+        helper.make_node("Relu", [first], [second], name=second)
+        for first, second in pairwise(names)
+    ]
     nodes.append(helper.make_node("Relu", [names[-1]], ["y"], name=""))
     nodes.append(helper.make_node("Relu", [names[0]], ["dead end"], name="y"))
     return model(nodes, [value(names[0])], [value("y")])
@@ -239,7 +276,9 @@ def odd_names() -> onnx.ModelProto:
 
 def metadata_everywhere() -> onnx.ModelProto:
     """Everything that can be said beside the graph, at every level."""
-    node = helper.make_node("Gemm", ["x", "w"], ["y"], name="g", doc_string="of a node\nwith two lines", alpha=0.1)
+    node = helper.make_node(
+        "Gemm", ["x", "w"], ["y"], name="g", doc_string="of a node\nwith two lines", alpha=0.1
+    )
     node.metadata_props.add(key="node", value="\x02 odd")
     node.overload = "over"
     weight = numpy_helper.from_array(np.ones((3, 4), np.float32), "w")
@@ -279,7 +318,9 @@ def passes_through() -> onnx.ModelProto:
     """Inputs and weights that are outputs, a tensor that is read twice by one node, an output that is given twice."""
     nodes = [helper.make_node("Mul", ["x", "x"], ["y"])]
     weight = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
-    return model(nodes, [value("x"), value("unused")], [value("y"), value("x"), value("w")], [weight])
+    return model(
+        nodes, [value("x"), value("unused")], [value("y"), value("x"), value("w")], [weight]
+    )
 
 
 def nothing() -> onnx.ModelProto:
@@ -293,7 +334,9 @@ def deep() -> onnx.ModelProto:
     for level in range(19, 0, -1):
         node = helper.make_node("If", ["c"], [f"y{level}"], then_branch=graph, else_branch=graph)
         node.attribute[1].g.CopyFrom(
-            helper.make_graph([helper.make_node("Abs", ["x"], [f"e{level}"])], "e", [], [value(f"e{level}")])
+            helper.make_graph(
+                [helper.make_node("Abs", ["x"], [f"e{level}"])], "e", [], [value(f"e{level}")]
+            )
         )
         graph = helper.make_graph([node], f"g{level}", [], [value(f"y{level}")])
     return model(list(graph.node), [value("x"), value("c", TensorProto.BOOL, [])], [value("y1")])
@@ -326,11 +369,16 @@ def like_labels() -> onnx.ModelProto:
         node.attribute.append(helper.make_attribute(name, body("b")))
     node.attribute.append(helper.make_attribute("g", [body("c"), body("d")]))
     made = model(
-        [node], [value("x")], [value("y")], opsets=[helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+        [node],
+        [value("x")],
+        [value("y")],
+        opsets=[helper.make_opsetid("", 21), helper.make_opsetid("own", 1)],
     )
     for name in ("S\x01", "S\\x01", "0/else"):
         relu = [helper.make_node("Relu", ["a"], ["b"])]
-        made.functions.append(helper.make_function("own", name, ["a"], ["b"], relu, made.opset_import[:1]))
+        made.functions.append(
+            helper.make_function("own", name, ["a"], ["b"], relu, made.opset_import[:1])
+        )
     return made
 
 
@@ -355,7 +403,12 @@ def many_outputs() -> onnx.ModelProto:
         helper.make_node("Source", [], ["z"], domain="own"),
         helper.make_node("Sink", ["z", "", "y"], [], domain="own"),
     ]
-    return model(nodes, [value("x")], [value("y")], opsets=[helper.make_opsetid("", 21), helper.make_opsetid("own", 1)])
+    return model(
+        nodes,
+        [value("x")],
+        [value("y")],
+        opsets=[helper.make_opsetid("", 21), helper.make_opsetid("own", 1)],
+    )
 
 
 HANDMADE = {

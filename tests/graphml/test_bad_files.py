@@ -33,8 +33,13 @@ GRAPHML = "http://graphml.graphdrawing.org/xmlns"
 def written(folder: Path, mode: str = "sidecar") -> Path:
     path = folder / "model.onnx"
     weight = numpy_helper.from_array(np.arange(3000, dtype=np.float32).reshape(1000, 3), "w")
-    nodes = [helper.make_node("MatMul", ["x", "t"], ["y"]), helper.make_node("Transpose", ["w"], ["t"])][::-1]
-    path.write_bytes(model(nodes, [value("x")], [value("y", shape=[2, 1000])], [weight]).SerializeToString())
+    nodes = [
+        helper.make_node("MatMul", ["x", "t"], ["y"]),
+        helper.make_node("Transpose", ["w"], ["t"]),
+    ][::-1]
+    path.write_bytes(
+        model(nodes, [value("x")], [value("y", shape=[2, 1000])], [weight]).SerializeToString()
+    )
     return modelexport.export_graphml(path, folder / "g.graphml", parameters=mode).graphml
 
 
@@ -55,7 +60,17 @@ def refused(graphml: Path, match: str, *, target: Path | None = None) -> None:
 def test_cut_anywhere(mode: str, tmp_path: Path) -> None:
     graphml = written(tmp_path, mode)
     whole = graphml.read_bytes()
-    for end in (0, 1, 30, 100, 500, len(whole) // 2, len(whole) - 300, len(whole) - 12, len(whole) - 2):
+    for end in (
+        0,
+        1,
+        30,
+        100,
+        500,
+        len(whole) // 2,
+        len(whole) - 300,
+        len(whole) - 12,
+        len(whole) - 2,
+    ):
         graphml.write_bytes(whole[:end])
         refused(graphml, "is no XML|is cut short or damaged|is empty")
 
@@ -63,7 +78,10 @@ def test_cut_anywhere(mode: str, tmp_path: Path) -> None:
 TEXTS: dict[str, tuple[str, str]] = {
     "another kind": ("<html><body/></html>", "another kind of XML"),
     "another namespace": ("<graphml><graph/></graphml>", "another kind of XML"),
-    "no model": (f'<graphml xmlns="{GRAPHML}"><graph id="G" edgedefault="directed"/></graphml>', "holds no model"),
+    "no model": (
+        f'<graphml xmlns="{GRAPHML}"><graph id="G" edgedefault="directed"/></graphml>',
+        "holds no model",
+    ),
     "not XML": ("hello", "is no XML"),
     "entities": (
         '<!DOCTYPE graphml [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
@@ -92,7 +110,9 @@ def test_other_files(case: str, tmp_path: Path) -> None:
 
 def test_a_bomb_costs_nothing(tmp_path: Path) -> None:
     """A billion laughs, and a file that is another encoding to hide them."""
-    entities = '<!ENTITY a0 "ha">' + "".join(f'<!ENTITY a{n + 1} "{f"&a{n};" * 10}">' for n in range(9))
+    entities = '<!ENTITY a0 "ha">' + "".join(
+        f'<!ENTITY a{n + 1} "{f"&a{n};" * 10}">' for n in range(9)
+    )
     text = f'<!DOCTYPE graphml [{entities}]><graphml xmlns="{GRAPHML}" x="&a9;">&a9;</graphml>'
     path = tmp_path / "g.graphml"
     path.write_text(text)
@@ -133,13 +153,22 @@ def _other_shape() -> str:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "version": (changed(lambda t: t.replace(">1.1<", ">2.0<")), "format version is '2.0', this program reads 1.1"),
+    "version": (
+        changed(lambda t: t.replace(">1.1<", ">2.0<")),
+        "format version is '2.0', this program reads 1.1",
+    ),
     "version on the card": (
         changed(lambda t: re.sub(r'(n_format_version">)1.1', r"\g<1>9", t)),
         "format version is '9'",
     ),
-    "no version": (changed(lambda t: re.sub(r'<data key="n_format_version">1.1</data>', "", t)), "format version"),
-    "missing data": (lambda g: _data(g).unlink(), r"g.onnxdata is missing: the weights of g.graphml are in it \(put"),
+    "no version": (
+        changed(lambda t: re.sub(r'<data key="n_format_version">1.1</data>', "", t)),
+        "format version",
+    ),
+    "missing data": (
+        lambda g: _data(g).unlink(),
+        r"g.onnxdata is missing: the weights of g.graphml are in it \(put",
+    ),
     "short data": (
         lambda g: _data(g).write_bytes(_data(g).read_bytes()[:-1]),
         "g.onnxdata is too short for the values of 'w'",
@@ -147,19 +176,33 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty data": (lambda g: _data(g).write_bytes(b""), "g.onnxdata is too short"),
     "other data": (_flip, "the values of 'w' .* are not the ones that were written"),
     "a folder as data": (lambda g: (_data(g).unlink(), _data(g).mkdir()), "g.onnxdata is missing"),
-    "checksum": (changed(lambda t: re.sub(r'"sha256":"..', '"sha256":"zz', t)), "not the ones that were written"),
+    "checksum": (
+        changed(lambda t: re.sub(r'"sha256":"..', '"sha256":"zz', t)),
+        "not the ones that were written",
+    ),
     "location above": (located("../g.onnxdata"), "outside the GraphML's folder"),
     "location absolute": (located("/etc/hostname"), "outside the GraphML's folder"),
     "location inside": (located("sub/g.onnxdata"), "sub/g.onnxdata is missing"),
     "location of windows": (located("..\\g.onnxdata"), "outside the GraphML's folder|missing"),
     "location a link": (
-        lambda g: (_data(g).rename(g.parent.parent / "away"), _data(g).symlink_to(g.parent.parent / "away")),
+        lambda g: (
+            _data(g).rename(g.parent.parent / "away"),
+            _data(g).symlink_to(g.parent.parent / "away"),
+        ),
         "outside the GraphML's folder",
     ),
-    "values emptied": (changed(lambda t: re.sub(r'(n_values">)[^<]*', r"\g<1>", t)), "exact form of 'w' .*is damaged"),
-    "values dropped": (changed(lambda t: re.sub(r'<key id="n_values"[^>]*>', "", t)), "exact form of 'w' .*is damaged"),
+    "values emptied": (
+        changed(lambda t: re.sub(r'(n_values">)[^<]*', r"\g<1>", t)),
+        "exact form of 'w' .*is damaged",
+    ),
+    "values dropped": (
+        changed(lambda t: re.sub(r'<key id="n_values"[^>]*>', "", t)),
+        "exact form of 'w' .*is damaged",
+    ),
     "shape changed": (
-        changed(lambda t: re.sub(r'(name">w<.*?n_onnx">)[^<]*', lambda m: m[1] + _other_shape(), t)),
+        changed(
+            lambda t: re.sub(r'(name">w<.*?n_onnx">)[^<]*', lambda m: m[1] + _other_shape(), t)
+        ),
         "exact form of 'w' .*is damaged",
     ),
     "deep JSON": (
@@ -170,7 +213,9 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
         changed(
             lambda t: t.replace(
                 '<data key="n_operator">MatMul<',
-                '<data key="n_attributes">{"x":' + "[" * 100_000 + '</data><data key="n_operator">MatMul<',
+                '<data key="n_attributes">{"x":'
+                + "[" * 100_000
+                + '</data><data key="n_operator">MatMul<',
             )
         ),
         "attributes are no JSON object",
@@ -178,25 +223,56 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "location empty": (located(""), "outside the GraphML's folder|missing"),
     "location a dot": (located("."), "outside the GraphML's folder"),
     "location with a null": (located("a\0b"), "outside the GraphML's folder"),
-    "offset negative": (changed(lambda t: re.sub(r'"offset":\d+', '"offset":-8', t)), "too short|damaged"),
-    "offset huge": (changed(lambda t: re.sub(r'"offset":\d+', '"offset":99999999999999', t)), "too short"),
-    "length text": (changed(lambda t: re.sub(r'"length":\d+', '"length":"12"', t)), "values of 'w' .* is damaged"),
-    "field unknown": (changed(lambda t: t.replace('"field":"raw_data"', '"field":"segment"')), "unknown kind"),
+    "offset negative": (
+        changed(lambda t: re.sub(r'"offset":\d+', '"offset":-8', t)),
+        "too short|damaged",
+    ),
+    "offset huge": (
+        changed(lambda t: re.sub(r'"offset":\d+', '"offset":99999999999999', t)),
+        "too short",
+    ),
+    "length text": (
+        changed(lambda t: re.sub(r'"length":\d+', '"length":"12"', t)),
+        "values of 'w' .* is damaged",
+    ),
+    "field unknown": (
+        changed(lambda t: t.replace('"field":"raw_data"', '"field":"segment"')),
+        "unknown kind",
+    ),
     "values no JSON": (changed(lambda t: re.sub(r'(n_values">)\[', r"\g<1>(", t)), "is damaged"),
-    "parameters no JSON": (changed(lambda t: re.sub(r'(n_parameters">)\{', r"\g<1>", t)), "where its weights are"),
-    "mode unknown": (changed(lambda t: t.replace('"mode":"sidecar"', '"mode":"cloud"')), "no parameter mode 'cloud'"),
-    "exact form no base64": (changed(lambda t: re.sub(r'(n_onnx">)...', r"\g<1>!!!", t)), "no base64"),
-    "exact form damaged": (changed(lambda t: re.sub(r'(n_onnx">)\w{8}', r"\g<1>/////w==", t)), "damaged|no base64"),
+    "parameters no JSON": (
+        changed(lambda t: re.sub(r'(n_parameters">)\{', r"\g<1>", t)),
+        "where its weights are",
+    ),
+    "mode unknown": (
+        changed(lambda t: t.replace('"mode":"sidecar"', '"mode":"cloud"')),
+        "no parameter mode 'cloud'",
+    ),
+    "exact form no base64": (
+        changed(lambda t: re.sub(r'(n_onnx">)...', r"\g<1>!!!", t)),
+        "no base64",
+    ),
+    "exact form damaged": (
+        changed(lambda t: re.sub(r'(n_onnx">)\w{8}', r"\g<1>/////w==", t)),
+        "damaged|no base64",
+    ),
     "exact form gone": (
         changed(lambda t: re.sub(r'<data key="n_onnx">[^<]*</data>', "", t)),
         "holds no model|is missing",
     ),
-    "order gone": (changed(lambda t: re.sub(r'<data key="n_execution_order">\d+</data>', "", t)), "no execution_order"),
-    "order text": (changed(lambda t: re.sub(r'(n_execution_order">)\d+', r"\g<1>x", t)), "no execution_order"),
+    "order gone": (
+        changed(lambda t: re.sub(r'<data key="n_execution_order">\d+</data>', "", t)),
+        "no execution_order",
+    ),
+    "order text": (
+        changed(lambda t: re.sub(r'(n_execution_order">)\d+', r"\g<1>x", t)),
+        "no execution_order",
+    ),
     "scope unknown": (
         changed(
             lambda t: t.replace(
-                '<data key="n_execution_order">0<', '<data key="n_scope">7/0</data><data key="n_execution_order">0<'
+                '<data key="n_execution_order">0<',
+                '<data key="n_scope">7/0</data><data key="n_execution_order">0<',
             )
         ),
         "was moved into or out of a body",
@@ -204,7 +280,8 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "scope itself": (
         changed(
             lambda t: t.replace(
-                '<data key="n_execution_order">0<', '<data key="n_scope">0/0</data><data key="n_execution_order">0<'
+                '<data key="n_execution_order">0<',
+                '<data key="n_scope">0/0</data><data key="n_execution_order">0<',
             )
         ),
         "was moved into or out of a body",
@@ -212,17 +289,31 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "scope later": (
         changed(
             lambda t: t.replace(
-                '<data key="n_execution_order">0<', '<data key="n_scope">1/0</data><data key="n_execution_order">0<'
+                '<data key="n_execution_order">0<',
+                '<data key="n_scope">1/0</data><data key="n_execution_order">0<',
             )
         ),
         "was moved into or out of a body",
     ),
-    "ids twice": (changed(lambda t: t.replace('<node id="n1">', '<node id="n0">')), "two nodes have the id"),
-    "edge to nowhere": (changed(lambda t: t.replace('target="n1"', 'target="n77"')), "'n77', which is no node"),
+    "ids twice": (
+        changed(lambda t: t.replace('<node id="n1">', '<node id="n0">')),
+        "two nodes have the id",
+    ),
+    "edge to nowhere": (
+        changed(lambda t: t.replace('target="n1"', 'target="n77"')),
+        "'n77', which is no node",
+    ),
 }
 
 
-BEHIND_THE_CHECK = {"checksum", "offset negative", "offset huge", "length text", "field unknown", "values no JSON"}
+BEHIND_THE_CHECK = {
+    "checksum",
+    "offset negative",
+    "offset huge",
+    "length text",
+    "field unknown",
+    "values no JSON",
+}
 
 
 @pytest.mark.parametrize("case", CHANGES)
@@ -257,7 +348,9 @@ def with_checks(graphml: Path) -> None:
     for node in drawing.nodes.values():
         told = drawing.told(node)
         if told.get("onnx"):
-            drawing.set(node, "check", part_check(base64.b64decode(told["onnx"]), told.get("values", "")))
+            drawing.set(
+                node, "check", part_check(base64.b64decode(told["onnx"]), told.get("values", ""))
+            )
     drawing.save()
 
 
@@ -297,7 +390,12 @@ def external(folder: Path, **places: str) -> Path:
 def test_made_up_places(places: dict[str, str], match: str, tmp_path: Path) -> None:
     graphml = external(tmp_path, **places)
     if match.endswith("|"):
-        assert CliRunner().invoke(main, ["import-onnx", str(graphml), str(tmp_path / "back.onnx")]).exit_code == 0
+        assert (
+            CliRunner()
+            .invoke(main, ["import-onnx", str(graphml), str(tmp_path / "back.onnx")])
+            .exit_code
+            == 0
+        )
     else:
         refused(graphml, match)
 
@@ -312,7 +410,10 @@ def test_numbers_as_others_write_them(offset: str, tmp_path: Path) -> None:
 def test_parts_that_lie_too_deep(tmp_path: Path) -> None:
     """Operators in operators, deeper than protobuf can go."""
     branch = helper.make_graph([], "b", [], [])
-    nodes = [helper.make_node("If", ["c"], [f"y{n}"], name=f"n{n}", then_branch=branch) for n in range(60)]
+    nodes = [
+        helper.make_node("If", ["c"], [f"y{n}"], name=f"n{n}", then_branch=branch)
+        for n in range(60)
+    ]
     path = tmp_path / "model.onnx"
     path.write_bytes(model(nodes, [value("c")], [value("y0")]).SerializeToString())
     drawing = Drawing(modelexport.export_graphml(path, tmp_path / "g.graphml").graphml)
@@ -339,15 +440,21 @@ def test_nothing_that_is_read_is_written_over(tmp_path: Path) -> None:
         source = tmp_path / arguments[1]
         source.write_bytes(content if source.suffix == ".onnx" else model_content)
         before = source.read_bytes()
-        result = CliRunner().invoke(main, [arguments[0], *(str(tmp_path / name) for name in arguments[1:])])
+        result = CliRunner().invoke(
+            main, [arguments[0], *(str(tmp_path / name) for name in arguments[1:])]
+        )
         assert result.exit_code == 2, result.output
         assert source.read_bytes() == before
 
 
 @pytest.mark.parametrize("location", ["x.onnxdata", "./x.onnxdata", "x.graphml"])
 @pytest.mark.parametrize("where", ["initializer", "attribute"])
-def test_the_models_own_data_file_is_not_written_over(where: str, location: str, tmp_path: Path) -> None:
-    tensor = onnx.TensorProto(name="w", dims=[3], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+def test_the_models_own_data_file_is_not_written_over(
+    where: str, location: str, tmp_path: Path
+) -> None:
+    tensor = onnx.TensorProto(
+        name="w", dims=[3], data_type=1, data_location=onnx.TensorProto.EXTERNAL
+    )
     tensor.external_data.add(key="location", value=location)
     made = model([helper.make_node("Identity", ["w"], ["y"])], [], [value("y", shape=[3])])
     if where == "initializer":
@@ -356,7 +463,9 @@ def test_the_models_own_data_file_is_not_written_over(where: str, location: str,
         made.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=tensor))
     (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
     (tmp_path / location).write_bytes(bytes(12))
-    result = CliRunner().invoke(main, ["export-graphml", str(tmp_path / "model.onnx"), str(tmp_path / "x.graphml")])
+    result = CliRunner().invoke(
+        main, ["export-graphml", str(tmp_path / "model.onnx"), str(tmp_path / "x.graphml")]
+    )
     assert result.exit_code == 2, result.output
     assert "holds weights of the model itself" in result.output
     assert (tmp_path / location).read_bytes() == bytes(12)
@@ -382,15 +491,18 @@ def test_damaged_models(tmp_path: Path) -> None:
 
 
 def test_deep_json_and_deep_modules_in_a_model(tmp_path: Path) -> None:
-    from modelexport.tagged.codec import NodeTag, encode
+    from modelexport.modules.record import NodeTag
+    from modelexport.tagged.records import encode_tag
 
     path = tmp_path / "m.onnx"
     made = model(
-        [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Relu", ["y"], ["z"])], [value("x")], [value("z")]
+        [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Relu", ["y"], ["z"])],
+        [value("x")],
+        [value("z")],
     )
     made.graph.node[0].doc_string = '{"hierarchy_tags":' + "[" * 100_000
     deep = ".".join("m" * 1 for _ in range(1500))
-    made.graph.node[1].doc_string = encode(NodeTag(("/A",), "/A", 1, "scope", deep)).decode()
+    made.graph.node[1].doc_string = encode_tag(NodeTag(("/A",), "/A", 1, "scope", deep)).decode()
     path.write_bytes(made.SerializeToString())
     written = modelexport.export_graphml(path)
     assert written.modules == 1501
@@ -408,7 +520,11 @@ def test_the_original_is_changed_or_gone(tmp_path: Path) -> None:
 
 def test_places_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     graphml = written(tmp_path)
-    refused(tmp_path / "none.graphml", "cannot read .*none.graphml: No such file", target=tmp_path / "b.onnx")
+    refused(
+        tmp_path / "none.graphml",
+        "cannot read .*none.graphml: No such file",
+        target=tmp_path / "b.onnx",
+    )
     refused(tmp_path, "is a folder", target=tmp_path / "b.onnx")
     refused(graphml, "folder .* does not exist", target=tmp_path / "no" / "b.onnx")
     refused(graphml, "does not end in .onnx", target=tmp_path / "b.txt")
@@ -433,7 +549,10 @@ def test_what_was_there_stays(tmp_path: Path) -> None:
         (["model.onnx", "out.txt"], "does not end in .graphml"),
         (["model.onnx", "no/out.graphml"], "does not exist"),
         (["model.onnx", "--graphml-parameters", "cloud"], "cloud"),
-        (["model.onnx", "other/out.graphml", "--graphml-parameters", "reference"], "is not beside model.onnx"),
+        (
+            ["model.onnx", "other/out.graphml", "--graphml-parameters", "reference"],
+            "is not beside model.onnx",
+        ),
         (["broken.onnx"], "is not an ONNX model"),
         (["lost.onnx"], "lost.data is missing"),
     ],
@@ -445,7 +564,13 @@ def test_bad_arguments_of_export_graphml(
     (tmp_path / "other").mkdir()
     (tmp_path / "broken.onnx").write_bytes(b"\x3a\xff\xff")
     lost = onnx.load(tmp_path / "model.onnx")
-    onnx.save_model(lost, tmp_path / "lost.onnx", save_as_external_data=True, location="lost.data", size_threshold=0)
+    onnx.save_model(
+        lost,
+        tmp_path / "lost.onnx",
+        save_as_external_data=True,
+        location="lost.data",
+        size_threshold=0,
+    )
     (tmp_path / "lost.data").unlink()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -474,14 +599,21 @@ print(peak() - before)
 
 
 @pytest.mark.performance
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read as Linux has it")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="the peak is read as Linux has it"
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("external", [False, True])
 def test_memory_does_not_grow_with_the_weights(external: bool, mode: str, tmp_path: Path) -> None:
     """Sixty megabytes in one tensor take no more than a few, written and read."""
     path = tmp_path / "model.onnx"
     weight = numpy_helper.from_array(np.zeros((5000, 3000), np.float32), "w")
-    made = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [value("x", shape=[2, 5000])], [value("y")], [weight])
+    made = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [value("x", shape=[2, 5000])],
+        [value("y")],
+        [weight],
+    )
     if external:
         onnx.save_model(made, path, save_as_external_data=True, location="w.bin")
     else:

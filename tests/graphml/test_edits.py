@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import modelexport
 from exports import export
+from extraction.running import run
 from graphml.drawing import Drawing, G, Y
 from graphml.handmade import HANDMADE, model, value
 from modelexport.errors import FormatError
 from modelexport.graphml.dialect import MODES
-from pieces.running import run
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 
@@ -109,7 +109,9 @@ def as_yed_saves(path: Path) -> None:
         edge.getparent().remove(edge)
         home = graphs["::".join(shared)] if shared else drawing.root.find(f"{G}graph")
         home.append(edge)
-    keys = {key.get("id"): f"d{place + 3}" for place, key in enumerate(drawing.root.findall(f"{G}key"))}
+    keys = {
+        key.get("id"): f"d{place + 3}" for place, key in enumerate(drawing.root.findall(f"{G}key"))
+    }
     for key in drawing.root.findall(f"{G}key"):
         key.set("id", keys[key.get("id")])
     for data in list(drawing.root.iter(f"{G}data")):
@@ -126,11 +128,15 @@ def as_yed_saves(path: Path) -> None:
     for node in drawing.nodes.values():
         node.insert(0, etree.Element(f"{G}data", key="d0"))
     etree.indent(drawing.tree)
-    path.write_bytes(etree.tostring(drawing.tree, encoding="utf-8", xml_declaration=True).replace(b"\n", b"\r\n"))
+    path.write_bytes(
+        etree.tostring(drawing.tree, encoding="utf-8", xml_declaration=True).replace(b"\n", b"\r\n")
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["bodies", "functions", "every_attribute", "odd_types", "odd_names", "passes_through"])
+@pytest.mark.parametrize(
+    "name", ["bodies", "functions", "every_attribute", "odd_types", "odd_names", "passes_through"]
+)
 def test_saved_by_an_editor_nothing_is_lost(name: str, mode: str, tmp_path: Path) -> None:
     drawing = draw(HANDMADE[name](), tmp_path, mode)
     as_yed_saves(drawing.path)
@@ -273,7 +279,10 @@ BAD_EDITS: dict[str, tuple[Callable[[Drawing], object], str]] = {
         lambda d: d.remove(d.into(d.find(name="sub"))[1]),
         r"'sub' .*: nothing leads into its inp",
     ),
-    "an output without an edge": (lambda d: d.remove(d.find(name="clip")), r"output 'y': it needs one edge"),
+    "an output without an edge": (
+        lambda d: d.remove(d.find(name="clip")),
+        r"output 'y': it needs one edge",
+    ),
     "two edges into one input": (
         lambda d: d.add_edge(d.find(name="x"), d.find(name="mul"), target_input="0"),
         r"'mul' .*two edges lead into its input 0",
@@ -282,19 +291,34 @@ BAD_EDITS: dict[str, tuple[Callable[[Drawing], object], str]] = {
         lambda d: d.into(d.find(name="relu"))[0].set("source", d.find(name="sub").get("id")),
         r"relu: it waits for its own result",
     ),
-    "an edge to the card": (lambda d: d.add_edge(d.find(kind="model"), d.find(name="mul")), r"main.*an edge ends here"),
-    "an edge into an input": (lambda d: d.add_edge(d.find(name="relu"), d.find(name="x")), r"x: an edge leads into it"),
+    "an edge to the card": (
+        lambda d: d.add_edge(d.find(kind="model"), d.find(name="mul")),
+        r"main.*an edge ends here",
+    ),
+    "an edge into an input": (
+        lambda d: d.add_edge(d.find(name="relu"), d.find(name="x")),
+        r"x: an edge leads into it",
+    ),
     "an edge out of an output": (
         lambda d: d.add_edge(d.find(name="y"), d.find(name="mul")),
         r"output 'y': an edge comes",
     ),
-    "an unknown operator": (lambda d: d.set(d.find(name="mul"), "operator", "Mull"), r"not valid: .*Mull"),
-    "an attribute that is no JSON": (lambda d: d.set(d.find(name="mul"), "attributes", "axis=1"), r"'mul' .*no JSON"),
+    "an unknown operator": (
+        lambda d: d.set(d.find(name="mul"), "operator", "Mull"),
+        r"not valid: .*Mull",
+    ),
+    "an attribute that is no JSON": (
+        lambda d: d.set(d.find(name="mul"), "attributes", "axis=1"),
+        r"'mul' .*no JSON",
+    ),
     "an attribute that is unknown": (
         lambda d: d.set(d.find(name="mul"), "attributes", '{"axis": 1}'),
         r"not valid: .*axis",
     ),
-    "a weight of another name": (lambda d: d.set(d.find(name="w"), "name", "v"), r"initializer 'w': its name cannot"),
+    "a weight of another name": (
+        lambda d: d.set(d.find(name="w"), "name", "v"),
+        r"initializer 'w': its name cannot",
+    ),
     "an input of another name": (
         lambda d: d.set(d.find(name="x"), "name", "v"),
         r"input 'x': its name cannot be changed",
@@ -303,7 +327,10 @@ BAD_EDITS: dict[str, tuple[Callable[[Drawing], object], str]] = {
         lambda d: d.add_node("copy", **d.told(d.find(name="relu"))),
         r"'relu' \(\w+\): nothing leads into its input 0",
     ),
-    "a copied weight": (lambda d: d.add_node("copy", **d.told(d.find(name="w"))), r"'w' \(\w+\) stands there twice"),
+    "a copied weight": (
+        lambda d: d.add_node("copy", **d.told(d.find(name="w"))),
+        r"'w' \(\w+\) stands there twice",
+    ),
     "a removed card": (lambda d: d.remove(d.find(kind="model")), r"holds no model"),
     "a shape that does not fit": (
         lambda d: (
@@ -356,7 +383,11 @@ def test_empty_values_that_editors_write_do_no_harm(drawing: Drawing) -> None:
 
 
 def test_emptying_a_property_is_an_edit(tmp_path: Path) -> None:
-    made = model([helper.make_node("LeakyRelu", ["x"], ["y"], name="leaky", alpha=0.5)], [value("x")], [value("y")])
+    made = model(
+        [helper.make_node("LeakyRelu", ["x"], ["y"], name="leaky", alpha=0.5)],
+        [value("x")],
+        [value("y")],
+    )
     drawing = draw(made, tmp_path)
     drawing.set(drawing.find(name="leaky"), "attributes", "")
     assert np.allclose(result(drawing), np.where(X < 0, X * 0.01, X))
@@ -371,7 +402,9 @@ def test_the_hint_for_copies_works(drawing: Drawing) -> None:
     edge = drawing.into(drawing.find(name="sub"))[0]
     drawing.add_edge(drawing.find(name="mul"), copy)
     edge.set("source", "copy")
-    assert (result(drawing) == np.clip(np.maximum(np.maximum(X, 0) * 2, 0) - np.arange(3), None, 7)).all()
+    assert (
+        result(drawing) == np.clip(np.maximum(np.maximum(X, 0) * 2, 0) - np.arange(3), None, 7)
+    ).all()
     names = [node.name for node in onnx.load(drawing.path.with_name("back.onnx")).graph.node]
     assert names == ["relu", "mul", "relu_1", "sub", "clip"]
 
@@ -412,7 +445,11 @@ def test_a_change_of_shape_inside_a_body(tmp_path: Path) -> None:
         node = helper.make_node("Transpose", ["x"], [name], name=name, perm=[0, 1])
         return helper.make_graph([node], name, [], [value(name)])
 
-    nodes = [helper.make_node("If", ["c"], ["y"], name="if", then_branch=branch("t"), else_branch=branch("e"))]
+    nodes = [
+        helper.make_node(
+            "If", ["c"], ["y"], name="if", then_branch=branch("t"), else_branch=branch("e")
+        )
+    ]
     made = model(nodes, [value("x"), value("c", TensorProto.BOOL, [])], [value("y")])
     drawing = draw(made, tmp_path)
     for name in ("t", "e"):
@@ -424,9 +461,17 @@ def test_a_change_of_shape_inside_a_body(tmp_path: Path) -> None:
 def test_a_change_of_shape_inside_a_function(tmp_path: Path) -> None:
     opset = [helper.make_opsetid("", 21)]
     turn = helper.make_function(
-        "own", "Turn", ["a"], ["b"], [helper.make_node("Transpose", ["a"], ["b"], name="t", perm=[0, 1])], opset
+        "own",
+        "Turn",
+        ["a"],
+        ["b"],
+        [helper.make_node("Transpose", ["a"], ["b"], name="t", perm=[0, 1])],
+        opset,
     )
-    nodes = [helper.make_node("Turn", ["x"], ["m"], domain="own"), helper.make_node("Relu", ["m"], ["y"])]
+    nodes = [
+        helper.make_node("Turn", ["x"], ["m"], domain="own"),
+        helper.make_node("Relu", ["m"], ["y"]),
+    ]
     made = model(nodes, [value("x")], [value("y")], opsets=[*opset, helper.make_opsetid("own", 1)])
     made.functions.append(turn)
     made.graph.value_info.append(value("m"))
@@ -456,11 +501,16 @@ def test_an_edit_of_an_operator_and_one_in_its_body(tmp_path: Path) -> None:
     """Neither is lost over the other."""
     drawing = draw(HANDMADE["bodies"](), tmp_path)
     scan = drawing.find(name="scan")
-    drawing.set(scan, "attributes", drawing.told(scan)["attributes"].replace("}", ',"scan_input_directions":[1]}'))
+    drawing.set(
+        scan,
+        "attributes",
+        drawing.told(scan)["attributes"].replace("}", ',"scan_input_directions":[1]}'),
+    )
     add = next(
         n
         for n in drawing.of_kind("operator")
-        if drawing.told(n)["operator"] == "Add" and drawing.told(drawing.into(n)[0])["tensor"] == "state"
+        if drawing.told(n)["operator"] == "Add"
+        and drawing.told(drawing.into(n)[0])["tensor"] == "state"
     )
     drawing.set(add, "operator", "Sub")
     target, _ = imported(drawing)
@@ -476,14 +526,18 @@ def test_an_edge_to_a_tensor_that_a_body_hides(tmp_path: Path) -> None:
     drawing = draw(made, tmp_path)
     mul = next(n for n in drawing.of_kind("operator") if drawing.told(n)["operator"] == "Mul")
     outer = next(
-        n for n in drawing.of_kind("initializer") if drawing.told(n)["name"] == "w" and "::" not in n.get("id")
+        n
+        for n in drawing.of_kind("initializer")
+        if drawing.told(n)["name"] == "w" and "::" not in n.get("id")
     )
     drawing.into(mul)[1].set("source", outer.get("id"))
     refused(drawing, "where 'w' is something else")
 
 
 def test_an_edge_from_a_later_operator_into_a_body(tmp_path: Path) -> None:
-    body = helper.make_graph([helper.make_node("Abs", ["x"], ["b"], name="abs")], "b", [], [value("b")])
+    body = helper.make_graph(
+        [helper.make_node("Abs", ["x"], ["b"], name="abs")], "b", [], [value("b")]
+    )
     nodes = [
         helper.make_node("If", ["c"], ["i"], name="if", then_branch=body, else_branch=body),
         helper.make_node("Neg", ["x"], ["n"], name="neg"),
@@ -521,7 +575,10 @@ def test_body_weights_and_outputs_are_part_of_the_structure(tmp_path: Path) -> N
 def test_a_new_operator_in_the_box_of_one_with_bodies(tmp_path: Path) -> None:
     """It belongs to the graph that the box stands in."""
     drawing = draw(HANDMADE["bodies"](), tmp_path)
-    loop, scan = drawing.find(kind="operator", name="loop"), drawing.find(kind="operator", name="scan")
+    loop, scan = (
+        drawing.find(kind="operator", name="loop"),
+        drawing.find(kind="operator", name="scan"),
+    )
     new = drawing.add_node("mine", loop, operator="Neg")
     drawing.into(scan)[1].set("source", "mine")
     drawing.add_edge(loop, new)
@@ -564,7 +621,9 @@ def test_attributes_are_read_back_or_refused(text: str, match: str | None) -> No
     from modelexport.graphml.views import EditError, edited_attributes, readable
 
     tensor = numpy_helper.from_array(np.ones(1, np.float32))
-    node = helper.make_node("Own", [], ["y"], axes=[1], alpha=0.5, floats=[1.0], text="a", count=1, tensor=tensor)
+    node = helper.make_node(
+        "Own", [], ["y"], axes=[1], alpha=0.5, floats=[1.0], text="a", count=1, tensor=tensor
+    )
     if match is not None:
         with pytest.raises(EditError, match=re.escape(match)):
             edited_attributes(node, text, {})
@@ -622,7 +681,12 @@ def test_a_copy_is_a_new_operator_with_all_its_attributes(tmp_path: Path) -> Non
     assert len(edits) == 3
     x = np.ones(600, np.float32)
     assert (run(target, {"x": x})["y"] == x + 2 * np.arange(600)).all()
-    assert [node.name for node in onnx.load(target).graph.node] == ["constant", "add", "constant_1", "add_1"]
+    assert [node.name for node in onnx.load(target).graph.node] == [
+        "constant",
+        "add",
+        "constant_1",
+        "add_1",
+    ]
 
 
 def test_an_operator_with_bodies_cannot_be_copied(tmp_path: Path) -> None:
@@ -638,13 +702,19 @@ def test_a_body_may_use_a_name_from_around_it(tmp_path: Path) -> None:
     """As its own: ONNX and ONNX Runtime take it."""
 
     def branch(op_type: str) -> onnx.GraphProto:
-        return helper.make_graph([helper.make_node(op_type, ["n"], ["y"], name=op_type)], "g", [], [value("y")])
+        return helper.make_graph(
+            [helper.make_node(op_type, ["n"], ["y"], name=op_type)], "g", [], [value("y")]
+        )
 
     nodes = [
         helper.make_node("Neg", ["x"], ["n"], name="neg"),
-        helper.make_node("If", ["c"], ["y"], name="if", then_branch=branch("Abs"), else_branch=branch("Relu")),
+        helper.make_node(
+            "If", ["c"], ["y"], name="if", then_branch=branch("Abs"), else_branch=branch("Relu")
+        ),
     ]
-    drawing = draw(model(nodes, [value("x"), value("c", TensorProto.BOOL, [])], [value("y")]), tmp_path)
+    drawing = draw(
+        model(nodes, [value("x"), value("c", TensorProto.BOOL, [])], [value("y")]), tmp_path
+    )
     drawing.set(drawing.find(name="neg"), "operator", "Abs")
     assert (run(imported(drawing)[0], {"x": X, "c": np.array(True)})["y"] == np.abs(X)).all()
 
@@ -706,13 +776,24 @@ def test_calls_that_fit_no_function(tmp_path: Path) -> None:
 def test_a_function_that_changes_its_shape_and_is_called_in_a_body(tmp_path: Path) -> None:
     opset = [helper.make_opsetid("", 21)]
     turn = helper.make_function(
-        "own", "Turn", ["a"], ["b"], [helper.make_node("Transpose", ["a"], ["b"], name="t", perm=[0, 1])], opset
+        "own",
+        "Turn",
+        ["a"],
+        ["b"],
+        [helper.make_node("Transpose", ["a"], ["b"], name="t", perm=[0, 1])],
+        opset,
     )
 
     def branch(name: str) -> onnx.GraphProto:
-        return helper.make_graph([helper.make_node("Turn", ["x"], [name], domain="own")], "g", [], [value(name)])
+        return helper.make_graph(
+            [helper.make_node("Turn", ["x"], [name], domain="own")], "g", [], [value(name)]
+        )
 
-    nodes = [helper.make_node("If", ["c"], ["y"], name="if", then_branch=branch("p"), else_branch=branch("q"))]
+    nodes = [
+        helper.make_node(
+            "If", ["c"], ["y"], name="if", then_branch=branch("p"), else_branch=branch("q")
+        )
+    ]
     inputs = [value("x"), value("c", TensorProto.BOOL, [])]
     made = model(nodes, inputs, [value("y")], opsets=[*opset, helper.make_opsetid("own", 1)])
     made.functions.append(turn)

@@ -11,12 +11,12 @@ from onnx import helper
 
 import modelexport
 from exports import CASES, export
+from extraction.running import identical, session
 from graphml import handmade
 from graphml.handmade import HANDMADE
 from modelexport.errors import FormatError
 from modelexport.graphml.dialect import MODES
-from modelexport.tagged.files import external_files
-from pieces.running import identical, session
+from modelexport.onnx_file.model_file import external_files
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 
@@ -36,7 +36,9 @@ def zeros(model: Path) -> dict[str, np.ndarray]:
     feeds = {}
     for value in session(model).get_inputs():
         kind = onnx.helper.tensor_dtype_to_np_dtype(
-            onnx.TensorProto.DataType.Value(value.type.removeprefix("tensor(").removesuffix(")").upper())
+            onnx.TensorProto.DataType.Value(
+                value.type.removeprefix("tensor(").removesuffix(")").upper()
+            )
         )
         shape = [size if isinstance(size, int) else 1 for size in value.shape]
         feeds[value.name] = np.ones(shape, kind)
@@ -45,7 +47,11 @@ def zeros(model: Path) -> dict[str, np.ndarray]:
 
 def outputs(model: Path) -> list[np.ndarray]:
     found = session(model).run(None, zeros(model))
-    return [np.asarray(part) for value in found for part in (value if isinstance(value, list) else [value])]
+    return [
+        np.asarray(part)
+        for value in found
+        for part in (value if isinstance(value, list) else [value])
+    ]
 
 
 @pytest.mark.parametrize(("name", "strategy"), CASES)
@@ -62,7 +68,15 @@ def test_exports_come_back(name: str, strategy: str, tmp_path: Path) -> None:
         assert all(map(identical, outputs(back), expected))
 
 
-RUNS = {"bodies", "functions", "sequences", "optional_inputs", "weights_as_inputs", "passes_through", "deep"}
+RUNS = {
+    "bodies",
+    "functions",
+    "sequences",
+    "optional_inputs",
+    "weights_as_inputs",
+    "passes_through",
+    "deep",
+}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -105,8 +119,15 @@ def test_names_that_are_not_utf8_come_back(name: str, mode: str, tmp_path: Path)
     """Protobuf says that names are UTF-8; some writers do not care."""
     path = tmp_path / "model.onnx"
     content = HANDMADE[name]().SerializeToString()
-    odd = [content.replace(old, new) for old, new in ((b"then_branch", b"then\xff\xfeanch"), (b"own", b"o\xffn"))]
-    odd += [content.replace(b"x", b"\xff"), content.replace(b"branch", b"br\xffnch"), content.replace(b"h", b"\xe9")]
+    odd = [
+        content.replace(old, new)
+        for old, new in ((b"then_branch", b"then\xff\xfeanch"), (b"own", b"o\xffn"))
+    ]
+    odd += [
+        content.replace(b"x", b"\xff"),
+        content.replace(b"branch", b"br\xffnch"),
+        content.replace(b"h", b"\xe9"),
+    ]
     for number, bad in enumerate(odd):
         path.write_bytes(bad)
         try:
@@ -158,12 +179,16 @@ def test_two_ways_to_name_one_data_file(tmp_path: Path) -> None:
     for number, (location, offset, length) in enumerate(
         (("./w.bin", 0, 2048), ("w.bin", 2048, 2048), ("w.bin", 4096, 0))
     ):
-        tensor = onnx.TensorProto(name=f"w{number}", data_type=1, dims=[length // 4], data_location=1)
+        tensor = onnx.TensorProto(
+            name=f"w{number}", data_type=1, dims=[length // 4], data_location=1
+        )
         for key, text in (("location", location), ("offset", offset), ("length", length)):
             tensor.external_data.add(key=key, value=str(text))
         weights.append(tensor)
     nodes = [onnx.helper.make_node("Concat", ["w0", "w1", "w2"], ["y"], axis=0)]
-    graph = onnx.helper.make_graph(nodes, "g", [], [onnx.helper.make_tensor_value_info("y", 1, [1024])], weights)
+    graph = onnx.helper.make_graph(
+        nodes, "g", [], [onnx.helper.make_tensor_value_info("y", 1, [1024])], weights
+    )
     path = tmp_path / "model.onnx"
     path.write_bytes(onnx.helper.make_model(graph, ir_version=10).SerializeToString())
     for mode in MODES:
@@ -185,18 +210,28 @@ def test_unknown_fields_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_external_data_comes_back(mode: str, tmp_path: Path) -> None:
     """Weights in a data file of the model come back in such a file, at the same places."""
-    weights = {f"w{n}": np.random.default_rng(n).standard_normal((16, 3 + n), dtype=np.float32) for n in range(4)}
+    weights = {
+        f"w{n}": np.random.default_rng(n).standard_normal((16, 3 + n), dtype=np.float32)
+        for n in range(4)
+    }
     nodes = [onnx.helper.make_node("Identity", [name], [f"{name}_out"]) for name in weights]
     graph = onnx.helper.make_graph(
         nodes,
         "main",
         [],
-        [onnx.helper.make_tensor_value_info(f"{n}_out", 1, list(w.shape)) for n, w in weights.items()],
+        [
+            onnx.helper.make_tensor_value_info(f"{n}_out", 1, list(w.shape))
+            for n, w in weights.items()
+        ],
         [onnx.numpy_helper.from_array(weight, name) for name, weight in weights.items()],
     )
     path = tmp_path / "model.onnx"
-    model = onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 21)])
-    onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    model = onnx.helper.make_model(
+        graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 21)]
+    )
+    onnx.save_model(
+        model, path, save_as_external_data=True, location="weights.bin", size_threshold=0
+    )
     folder = tmp_path / "back"
     folder.mkdir()
     back = round_trip(path, mode, folder)
@@ -224,7 +259,11 @@ def test_progress_is_told(tmp_path: Path) -> None:
     nodes = [onnx.helper.make_node("Relu", [f"t{n}"], [f"t{n + 1}"]) for n in range(2000)]
     ends = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in ("t0", "t2000")]
     path = tmp_path / "m.onnx"
-    path.write_bytes(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:])).SerializeToString())
+    path.write_bytes(
+        onnx.helper.make_model(
+            onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:])
+        ).SerializeToString()
+    )
     told: list[float] = []
     written = modelexport.export_graphml(path, on_progress=told.append)
     assert len(told) > 5

@@ -27,10 +27,21 @@ MODELS = [
     ("sixty_levels", "htp"),
     ("no_parameters", "fx"),
 ]
-BODIES = ("bodies", "functions", "odd_names", "every_attribute", "odd_types", "passes_through", "nothing", "deep")
+BODIES = (
+    "bodies",
+    "functions",
+    "odd_names",
+    "every_attribute",
+    "odd_types",
+    "passes_through",
+    "nothing",
+    "deep",
+)
 
 
-@pytest.fixture(params=[*MODELS, *BODIES], ids=lambda case: "-".join(case) if isinstance(case, tuple) else case)
+@pytest.fixture(
+    params=[*MODELS, *BODIES], ids=lambda case: "-".join(case) if isinstance(case, tuple) else case
+)
 def drawing(request: pytest.FixtureRequest, tmp_path: Path) -> Drawing:
     path = tmp_path / "model.onnx"
     if isinstance(request.param, tuple):
@@ -57,12 +68,16 @@ def test_is_graphml(drawing: Drawing) -> None:
         allowed = inside[element.tag.removeprefix(G)]
         found = [child.tag.removeprefix(G) for child in element]
         assert found == sorted(found, key=allowed.index), "children in the order of the schema"
-    identities = [e.get("id") for e in drawing.root.iter(f"{G}node", f"{G}edge", f"{G}graph", f"{G}key")]
+    identities = [
+        e.get("id") for e in drawing.root.iter(f"{G}node", f"{G}edge", f"{G}graph", f"{G}key")
+    ]
     assert len(identities) == len(set(identities))
     for node_id, node in drawing.nodes.items():
         for graph in node.findall(f"{G}graph"):
             assert graph.get("id") == f"{node_id}:"
-            assert all(inner.get("id").startswith(f"{node_id}::") for inner in graph.findall(f"{G}node"))
+            assert all(
+                inner.get("id").startswith(f"{node_id}::") for inner in graph.findall(f"{G}node")
+            )
     for edge in drawing.edges:
         assert edge.getparent().getparent() is drawing.root
         assert {edge.get("source"), edge.get("target")} <= set(drawing.nodes)
@@ -75,8 +90,12 @@ def test_yed_can_show_everything(drawing: Drawing) -> None:
     for node in drawing.nodes.values():
         faces = drawing.faces(node)
         is_group = node.find(f"{G}graph") is not None
-        assert [face.tag for face in faces] == [f"{Y}GroupNode"] * 2 if is_group else [f"{Y}ShapeNode"]
-        assert node.get("yfiles.foldertype") == (("group", "folder")[drawing.is_closed(node)] if is_group else None)
+        assert (
+            [face.tag for face in faces] == [f"{Y}GroupNode"] * 2 if is_group else [f"{Y}ShapeNode"]
+        )
+        assert node.get("yfiles.foldertype") == (
+            ("group", "folder")[drawing.is_closed(node)] if is_group else None
+        )
         for face in faces:
             parts = {part.tag.removeprefix(Y): part for part in face}
             assert {"Geometry", "Fill", "BorderStyle", "NodeLabel", "Shape"} <= set(parts)
@@ -109,7 +128,9 @@ def test_labels_fit(drawing: Drawing) -> None:
         for face in drawing.faces(node):
             label = face.find(f"{Y}NodeLabel")
             longest = max(map(len, label.text.split("\n")))
-            assert longest * float(label.get("fontSize")) * 0.53 <= float(face.find(f"{Y}Geometry").get("width"))
+            assert longest * float(label.get("fontSize")) * 0.53 <= float(
+                face.find(f"{Y}Geometry").get("width")
+            )
 
 
 def test_one_edge_for_every_use_of_a_tensor(drawing: Drawing) -> None:
@@ -126,7 +147,9 @@ def test_one_edge_for_every_use_of_a_tensor(drawing: Drawing) -> None:
     for edge in drawing.edges:
         told = drawing.told(edge)
         assert {"source_output", "target_input"} <= set(told)
-        source, target = (drawing.told(drawing.nodes[edge.get(end)]) for end in ("source", "target"))
+        source, target = (
+            drawing.told(drawing.nodes[edge.get(end)]) for end in ("source", "target")
+        )
         assert source["kind"] in ("operator", "input", "initializer", "sparse_initializer")
         assert target["kind"] in ("operator", "output")
         if source["kind"] == "operator":
@@ -145,14 +168,19 @@ def _plain(name: str) -> str:
 
 def test_every_operator_says_what_it_is(drawing: Drawing) -> None:
     model = model_of(drawing)
-    operators = {int(drawing.told(node)["execution_order"]): drawing.told(node) for node in drawing.of_kind("operator")}
+    operators = {
+        int(drawing.told(node)["execution_order"]): drawing.told(node)
+        for node in drawing.of_kind("operator")
+    }
     assert sorted(operators) == list(range(len(model.graph.nodes)))
     for index, (node, tag) in enumerate(model.items()):
         told = operators[index]
         assert told["operator"] == node.op_type
         assert told.get("domain", "") == node.domain
         assert told.get("name", "") == _plain(node.name)
-        assert set(json.loads(told.get("attributes", "{}"))) == {a.name for a in model.graph.protos[index].attribute}
+        assert set(json.loads(told.get("attributes", "{}"))) == {
+            a.name for a in model.graph.protos[index].attribute
+        }
         if tag is not None:
             assert told["tag"] == tag.hierarchy_path
             assert told.get("module_path", "") == tag.hierarchy_module
@@ -183,7 +211,9 @@ def test_modules_are_nested_as_in_the_model(name: str, strategy: str, tmp_path: 
     for operator in drawing.of_kind("operator"):
         above = drawing.parent(operator)
         if drawing.kind(above) == "module":
-            assert drawing.told(above).get("module_path", "") == drawing.told(operator).get("module_path", "")
+            assert drawing.told(above).get("module_path", "") == drawing.told(operator).get(
+                "module_path", ""
+            )
 
 
 def test_bodies_and_functions_are_groups(tmp_path: Path) -> None:
@@ -204,9 +234,18 @@ def test_bodies_and_functions_are_groups(tmp_path: Path) -> None:
         "own::Scale:other",
     ]
     inside = [
-        drawing.told(drawing.parent(n))["name"] for n in drawing.of_kind("operator") if drawing.parent(n) is not None
+        drawing.told(drawing.parent(n))["name"]
+        for n in drawing.of_kind("operator")
+        if drawing.parent(n) is not None
     ]
-    assert inside == ["own::Scale", "own::Scale", "own::Twice", "own::Twice", "own::Scale:other", "own::Scale:other"]
+    assert inside == [
+        "own::Scale",
+        "own::Scale",
+        "own::Twice",
+        "own::Twice",
+        "own::Scale:other",
+        "own::Scale:other",
+    ]
 
 
 def test_a_clean_file_takes_its_modules_from_the_sidecar(tmp_path: Path) -> None:
@@ -220,13 +259,23 @@ def test_a_clean_file_takes_its_modules_from_the_sidecar(tmp_path: Path) -> None
 def test_deep_groups_are_closed_and_the_first_level_is_open(tmp_path: Path) -> None:
     path, _, _ = export("bert", "fx", tmp_path)
     drawing = Drawing(modelexport.export_graphml(path).graphml)
-    root = drawing.find(kind="module", tag="/BertModel", **{"class": modelexport.load(path).modules[""].class_})
+    root = drawing.find(
+        kind="module", tag="/BertModel", **{"class": modelexport.load(path).modules[""].class_}
+    )
     assert not drawing.is_closed(root)
-    closed = [node for node in drawing.of_kind("module") if drawing.is_closed(node) and len(node.find(f"{G}graph"))]
+    closed = [
+        node
+        for node in drawing.of_kind("module")
+        if drawing.is_closed(node) and len(node.find(f"{G}graph"))
+    ]
     assert closed
     depth = {len(node.get("id").split("::")) for node in closed}
     assert min(depth) > 1
-    assert all(drawing.is_closed(n) for n in drawing.of_kind("module") if len(n.get("id").split("::")) > min(depth))
+    assert all(
+        drawing.is_closed(n)
+        for n in drawing.of_kind("module")
+        if len(n.get("id").split("::")) > min(depth)
+    )
 
 
 def test_ordinary_readers_see_our_data(tmp_path: Path) -> None:
@@ -239,8 +288,14 @@ def test_ordinary_readers_see_our_data(tmp_path: Path) -> None:
     assert said["operator"] == "Gemm"
     assert said["execution_order"] == 0
     assert json.loads(said["attributes"]) == {"alpha": 0.1}
-    tensors = {told["tensor"]: (told["type"], told["shape"]) for _, _, told in graph.edges(data=True)}
-    assert tensors == {"x": ("float", "[batch,3]"), "w": ("float", "[3,4]"), "y": ("float", "[?,4]")}
+    tensors = {
+        told["tensor"]: (told["type"], told["shape"]) for _, _, told in graph.edges(data=True)
+    }
+    assert tensors == {
+        "x": ("float", "[batch,3]"),
+        "w": ("float", "[3,4]"),
+        "y": ("float", "[?,4]"),
+    }
 
 
 def test_the_picture_in_the_documentation_is_the_demos(tmp_path: Path) -> None:
@@ -258,7 +313,9 @@ def test_the_picture_in_the_documentation_is_the_demos(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "strategy"), [("bert", "htp"), ("resnet", "htp"), ("bert", "fx")])
-def test_edges_have_types_whether_the_file_declares_them_or_not(name: str, strategy: str, tmp_path: Path) -> None:
+def test_edges_have_types_whether_the_file_declares_them_or_not(
+    name: str, strategy: str, tmp_path: Path
+) -> None:
     path, _, _ = export(name, strategy, tmp_path)
     drawing = Drawing(modelexport.export_graphml(path).graphml)
     told = [drawing.told(edge) for edge in drawing.edges]

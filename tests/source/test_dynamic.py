@@ -15,18 +15,16 @@ from torch import Tensor, nn
 import modelexport
 from folders import KINDS, save
 from modelexport.errors import SourceError
-from modelexport.source.dynamic import Axes
-from modelexport.source.inputs import Wanted
-from modelexport.source.load import Source, load_source
-from modelexport.source.prepare import Prepared, prepare
-from modelexport.source.second_size import export_dynamic
+from modelexport.source.dynamic_axes import Axes, PreparedInputs, export_dynamic, prepare_inputs
+from modelexport.source.example_inputs import InputRequest
+from modelexport.source.load import LoadedModel, load_source
 
 pytestmark = pytest.mark.integration
 STRATEGIES = ["fx", "htp"]
 _SIZES = {"batch": 3, "sequence": 13}
 
 
-def resized(prepared: Prepared) -> dict[str, Tensor]:
+def resized(prepared: PreparedInputs) -> dict[str, Tensor]:
     """The inputs at sizes that the export has not seen."""
     assert prepared.axes
     inputs = dict(prepared.inputs)
@@ -35,14 +33,18 @@ def resized(prepared: Prepared) -> dict[str, Tensor]:
             size = _SIZES.get(label, 5)
             if inputs[name].shape[axis] > 1000:  # sound
                 size = 12345
-            inputs[name] = inputs[name].index_select(axis, torch.arange(size) % inputs[name].shape[axis])
+            inputs[name] = inputs[name].index_select(
+                axis, torch.arange(size) % inputs[name].shape[axis]
+            )
     return inputs
 
 
-def check_at_a_second_size(model: nn.Module, prepared: Prepared, path: Path) -> None:
+def check_at_a_second_size(model: nn.Module, prepared: PreparedInputs, path: Path) -> None:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = resized(prepared)
-    results = session.run(None, {value.name: inputs[value.name].numpy() for value in session.get_inputs()})
+    results = session.run(
+        None, {value.name: inputs[value.name].numpy() for value in session.get_inputs()}
+    )
     with torch.no_grad():
         expected = model.eval()(**inputs)
     first = expected if isinstance(expected, Tensor) else next(iter(dict(expected).values()))
@@ -55,7 +57,7 @@ def check_at_a_second_size(model: nn.Module, prepared: Prepared, path: Path) -> 
 def test_every_kind_runs_at_a_second_size(kind: str, strategy: str, tmp_path: Path) -> None:
     source = load_source(str(save(kind, tmp_path / "model")))
     assert isinstance(source.model, nn.Module)
-    prepared = prepare(source, Wanted(), True, {}, seed=0)
+    prepared = prepare_inputs(source, InputRequest(), True, {}, seed=0)
     assert prepared.axes is not None
     labels = {label for axes in prepared.axes.values() for label in axes.values()}
     assert "batch" in labels
@@ -88,8 +90,8 @@ INPUTS = (torch.randn(1, 6, 4), torch.randn(1, 3, 4))
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_without_a_processor_the_model_is_tried(strategy: str, tmp_path: Path) -> None:
-    source = Source(Mixer(), "mixer", INPUTS)
-    prepared = prepare(source, Wanted(), True, {}, seed=0)
+    source = LoadedModel(Mixer(), "mixer", INPUTS)
+    prepared = prepare_inputs(source, InputRequest(), True, {}, seed=0)
     assert prepared.axes == {"x": {0: "batch", 1: "sequence"}, "y": {0: "batch", 1: "y_1"}}
     assert isinstance(source.model, nn.Module)
     report = modelexport.export_model(
@@ -100,22 +102,30 @@ def test_without_a_processor_the_model_is_tried(strategy: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_axes_by_hand(strategy: str, tmp_path: Path) -> None:
-    source = Source(Mixer(), "mixer", INPUTS)
+    source = LoadedModel(Mixer(), "mixer", INPUTS)
     axes: Axes = {"x": {0: "batch", 1: "rows"}, "y": {0: "batch"}}
-    prepared = prepare(source, Wanted(), False, axes, seed=0)
+    prepared = prepare_inputs(source, InputRequest(), False, axes, seed=0)
     assert prepared.inputs["x"].shape[0] == prepared.inputs["y"].shape[0] == 2
     assert isinstance(source.model, nn.Module)
     report = modelexport.export_model(
         source.model, prepared.inputs, tmp_path / "m.onnx", strategy, dynamic_shapes=prepared.axes
     )
-    assert [info.shape for info in report.hierarchy.export.inputs] == [("batch", "rows", 4), ("batch", 3, 4)]
+    assert [info.shape for info in report.hierarchy.export.inputs] == [
+        ("batch", "rows", 4),
+        ("batch", 3, 4),
+    ]
     check_at_a_second_size(source.model, prepared, report.onnx_path)
 
 
 def test_what_goes_with_a_named_axis_changes_with_it(tmp_path: Path) -> None:
     source = load_source(str(save("text_encoder", tmp_path / "model")))
-    prepared = prepare(source, Wanted(), False, {"input_ids": {0: "batch", 1: "words"}}, seed=0)
-    assert prepared.axes == {"input_ids": {0: "batch", 1: "words"}, "attention_mask": {0: "batch", 1: "words"}}
+    prepared = prepare_inputs(
+        source, InputRequest(), False, {"input_ids": {0: "batch", 1: "words"}}, seed=0
+    )
+    assert prepared.axes == {
+        "input_ids": {0: "batch", 1: "words"},
+        "attention_mask": {0: "batch", 1: "words"},
+    }
     assert prepared.inputs["attention_mask"].shape[0] == 2
 
 
@@ -130,15 +140,21 @@ class Loops(nn.Module):
         return torch.stack([self.fc(x[:, step]) for step in range(x.shape[1])], 1)
 
 
-@pytest.mark.parametrize(("may_drop", "shape"), [(True, ("batch", 3, 4)), (False, ("batch", "sequence", 4))])
+@pytest.mark.parametrize(
+    ("may_drop", "shape"), [(True, ("batch", 3, 4)), (False, ("batch", "sequence", 4))]
+)
 def test_an_axis_that_the_tracer_fixed_is_not_announced(
     may_drop: bool, shape: tuple[object, ...], tmp_path: Path
 ) -> None:
-    source = Source(Loops(), "loops", (torch.randn(1, 3, 4),))
-    prepared = prepare(source, Wanted(), True, {}, seed=0)
+    source = LoadedModel(Loops(), "loops", (torch.randn(1, 3, 4),))
+    prepared = prepare_inputs(source, InputRequest(), True, {}, seed=0)
     assert prepared.axes == {"x": {0: "batch", 1: "sequence"}}
-    export = partial(modelexport.export_model, source.model, prepared.inputs, tmp_path / "m.onnx", "htp")
-    report, (told,) = export_dynamic(export, source.model, prepared, may_drop, on_step=lambda step: None)
+    export = partial(
+        modelexport.export_model, source.model, prepared.inputs, tmp_path / "m.onnx", "htp"
+    )
+    report, (told,) = export_dynamic(
+        export, source.model, prepared, may_drop, on_step=lambda step: None
+    )
     assert "fixed sequence" in told
     assert report.hierarchy.export.inputs[0].shape == shape
 
@@ -159,9 +175,11 @@ class FixesALaterOutput(nn.Module):
 @pytest.mark.parametrize("whole", [True, False])
 def test_every_output_is_compared_at_a_second_size(whole: bool, tmp_path: Path) -> None:
     model = FixesALaterOutput(whole)
-    prepared = Prepared({"x": torch.full((2, 3), 9.0)}, {"x": {1: "sequence"}}, "")
+    prepared = PreparedInputs({"x": torch.full((2, 3), 9.0)}, {"x": {1: "sequence"}}, "")
     export = partial(modelexport.export_model, model, prepared.inputs, tmp_path / "m.onnx", "htp")
-    report, notes = export_dynamic(export, model, prepared, may_drop=True, on_step=lambda step: None)
+    report, notes = export_dynamic(
+        export, model, prepared, may_drop=True, on_step=lambda step: None
+    )
     assert ["fixed sequence" in told for told in notes] == [True]
     assert report.hierarchy.export.inputs[0].shape == (2, 3)
 
@@ -171,11 +189,15 @@ def test_inputs_that_are_no_tensors_have_no_axes(tmp_path: Path) -> None:
         def forward(self, x: Tensor, scale: float = 1.0, bias: Tensor | None = None) -> Tensor:
             return x * scale if bias is None else x * scale + bias
 
-    source = Source(Scales(), "scales", {"x": torch.randn(1, 3), "scale": 3.0, "bias": None})
-    prepared = prepare(source, Wanted(), True, {}, seed=0)
+    source = LoadedModel(Scales(), "scales", {"x": torch.randn(1, 3), "scale": 3.0, "bias": None})
+    prepared = prepare_inputs(source, InputRequest(), True, {}, seed=0)
     for strategy in STRATEGIES:
         report = modelexport.export_model(
-            source.model, prepared.inputs, tmp_path / "m.onnx", strategy, dynamic_shapes=prepared.axes
+            source.model,
+            prepared.inputs,
+            tmp_path / "m.onnx",
+            strategy,
+            dynamic_shapes=prepared.axes,
         )
         assert [info.name for info in report.hierarchy.export.inputs] == ["x"]
 
@@ -196,5 +218,5 @@ class Fixed(nn.Module):
 def test_axes_that_cannot_be(model: nn.Module, axes: Axes, expected: str) -> None:
     inputs: Any = INPUTS if isinstance(model, Mixer) else (torch.ones(3, 4),)
     with pytest.raises(SourceError) as caught:
-        prepare(Source(model, "m", inputs), Wanted(), not axes, axes, seed=0)
+        prepare_inputs(LoadedModel(model, "m", inputs), InputRequest(), not axes, axes, seed=0)
     assert expected in str(caught.value)

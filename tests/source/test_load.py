@@ -55,11 +55,17 @@ def test_without_architectures_it_is_the_bare_model(encoder: Path, tmp_path: Pat
 
 def test_random_weights_need_no_weights_and_are_the_same_each_time(tmp_path: Path) -> None:
     transformers.BertConfig(**TEXT, architectures=["BertForMaskedLM"]).save_pretrained(tmp_path)
-    first, second = (load_source(str(tmp_path), random_weights=True, seed=3).model for _ in range(2))
+    first, second = (
+        load_source(str(tmp_path), random_weights=True, seed=3).model for _ in range(2)
+    )
     assert isinstance(first, transformers.BertForMaskedLM)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
     other = load_source(str(tmp_path), random_weights=True, seed=4).model
-    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+    assert not all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True)
+    )
 
 
 def test_code_from_a_folder_runs_only_when_it_is_trusted(tmp_path: Path) -> None:
@@ -97,8 +103,12 @@ def test_a_task_has_several_classes(tmp_path: Path) -> None:
 
 
 def test_a_factory_may_import_its_neighbours_when_it_is_called(tmp_path: Path) -> None:
-    (tmp_path / "neighbour_of_lazy.py").write_text("import torch\nmake = lambda: torch.nn.Linear(2, 2)\n")
-    (tmp_path / "inspect.py").write_text("def make():\n    from neighbour_of_lazy import make\n    return make()\n")
+    (tmp_path / "neighbour_of_lazy.py").write_text(
+        "import torch\nmake = lambda: torch.nn.Linear(2, 2)\n"
+    )
+    (tmp_path / "inspect.py").write_text(
+        "def make():\n    from neighbour_of_lazy import make\n    return make()\n"
+    )
     source = load_source(f"{tmp_path}/inspect.py:make")
     assert isinstance(source.model, nn.Linear)
     assert source.name == "inspect.py:make"
@@ -140,7 +150,9 @@ def test_pickles_are_refused_unopened(name: str, torch_format: bool, tmp_path: P
         torch.save(Evil(mark), path)
     else:
         path.write_bytes(pickle.dumps(Evil(mark)))
-    with pytest.raises(SourceError, match="is a pickle, and opening one runs whatever code") as caught:
+    with pytest.raises(
+        SourceError, match="is a pickle, and opening one runs whatever code"
+    ) as caught:
         load_source(str(path))
     assert "file.py:function" in str(caught.value)
     assert not mark.exists()
@@ -167,16 +179,28 @@ def program(tmp_path: Path) -> Path:
 def test_a_program_is_exported_as_torch_exports_it(tmp_path: Path) -> None:
     path = program(tmp_path)
     source = load_source(str(path))
-    report = modelexport.export_model(source.model, None, tmp_path / "net.onnx", torch_nn_exceptions="all")
+    report = modelexport.export_model(
+        source.model, None, tmp_path / "net.onnx", torch_nn_exceptions="all"
+    )
     (tmp_path / "plain").mkdir()
-    torch.onnx.export(torch.export.load(path), (), str(tmp_path / "plain" / "net.onnx"), dynamo=True, verbose=False)
+    torch.onnx.export(
+        torch.export.load(path),
+        (),
+        str(tmp_path / "plain" / "net.onnx"),
+        dynamo=True,
+        verbose=False,
+    )
     modelexport.strip(tmp_path / "net.onnx", tmp_path / "stripped.onnx")
-    assert (tmp_path / "stripped.onnx").read_bytes() == (tmp_path / "plain" / "net.onnx").read_bytes()
+    assert (tmp_path / "stripped.onnx").read_bytes() == (
+        tmp_path / "plain" / "net.onnx"
+    ).read_bytes()
     exported = modelexport.load(report.onnx_path)
     assert report.coverage == 1.0
     assert {tag.hierarchy_module for _, tag in exported.items() if tag} == {"0", "1.0", "1.1"}
     assert exported.modules["1.1"].tag == "/Sequential/Sequential.1/LayerNorm.1"
-    with pytest.raises(modelexport.ModelExportError, match="only the dynamo exporter takes a program"):
+    with pytest.raises(
+        modelexport.ModelExportError, match="only the dynamo exporter takes a program"
+    ):
         modelexport.export_model(source.model, None, tmp_path / "net.onnx", strategy="htp")
 
 
@@ -246,7 +270,9 @@ def test_a_program_of_another_version(tmp_path: Path) -> None:
         ("unknown", "cannot load 'unknown'"),
     ],
 )
-def test_what_is_wrong_in_one_line(spec: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_in_one_line(
+    spec: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("empty", "damaged", "unknown"):
         (tmp_path / folder).mkdir()

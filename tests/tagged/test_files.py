@@ -22,8 +22,8 @@ from torch import nn
 import modelexport
 from modelexport.cli.main import main
 from modelexport.errors import ArgumentError, FileError, FormatError
-from modelexport.tagged import staging as staging_module
-from modelexport.tagged.sidecar import read_sidecar
+from modelexport.onnx_file.atomic_write import Transaction
+from modelexport.tagged.records import read_sidecar
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
@@ -60,7 +60,9 @@ def test_files_and_their_content(strategy: str, tmp_path: Path) -> None:
     proto = onnx.load(report.onnx_path, load_external_data=False)
     assert set(sidecar["nodes"]) == {node.output[0] for node in proto.graph.node}
     names = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
-    assert set(sidecar["tensors"]) == names | {name for node in proto.graph.node for name in node.output}
+    assert set(sidecar["tensors"]) == names | {
+        name for node in proto.graph.node for name in node.output
+    }
     assert read_sidecar(report.sidecar_path) == report.hierarchy
     embedded = modelexport.load(report.onnx_path).embedded
     assert embedded is not None
@@ -93,7 +95,9 @@ def test_two_exports_give_the_same_files(strategy: str, tmp_path: Path) -> None:
 @BOTH
 def test_clean_writes_the_baseline_and_only_the_sidecar(strategy: str, tmp_path: Path) -> None:
     model, inputs = small()
-    clean = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy, clean=True)
+    clean = modelexport.export_model(
+        model, inputs, tmp_path / "m.onnx", strategy=strategy, clean=True
+    )
     baseline, sidecar = clean.onnx_path.read_bytes(), clean.sidecar_path.read_bytes()
     assert not modelexport.load(clean.onnx_path).is_tagged
     tagged = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
@@ -214,10 +218,16 @@ def test_a_data_file_in_a_folder_below(reader: str, tmp_path: Path) -> None:
     path = with_weights_below(source)
     {**READERS, "verify": verified}[reader](path, outputs)
     if reader == "strip":
-        assert (outputs / "weights" / "w.bin").read_bytes() == (source / "weights" / "w.bin").read_bytes()
+        assert (outputs / "weights" / "w.bin").read_bytes() == (
+            source / "weights" / "w.bin"
+        ).read_bytes()
         onnx.checker.check_model(str(outputs / "base.onnx"), full_check=True)
     if reader == "extract":
-        assert {file.name for file in outputs.iterdir()} == {"piece.onnx", "piece.onnx.data", "piece_hierarchy.json"}
+        assert {file.name for file in outputs.iterdir()} == {
+            "piece.onnx",
+            "piece.onnx.data",
+            "piece_hierarchy.json",
+        }
 
 
 @pytest.mark.regression
@@ -305,12 +315,16 @@ def test_unoptimised_graphs_are_proven_too(strategy: str, optimize: bool, tmp_pa
 @pytest.mark.parametrize("external", [True, False])
 def test_external_data_by_hand(external: bool, tmp_path: Path) -> None:
     model, inputs = small()
-    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="fx", external_data=external)
+    report = modelexport.export_model(
+        model, inputs, tmp_path / "m.onnx", strategy="fx", external_data=external
+    )
     assert bool(report.data_paths) == external
     onnx.checker.check_model(str(report.onnx_path), full_check=True)
 
 
-def test_a_full_disk_leaves_the_earlier_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_earlier_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, inputs = small()
     modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -318,7 +332,7 @@ def test_a_full_disk_leaves_the_earlier_output(tmp_path: Path, monkeypatch: pyte
     def full(self: object, name: str, pieces: object) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(staging_module.Staging, "write", full)
+    monkeypatch.setattr(Transaction, "write", full)
     with pytest.raises(FileError, match="No space left"):
         modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -331,14 +345,16 @@ def test_a_killed_export_leaves_the_earlier_output(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     code = (
         "import os, signal, sys; sys.path.insert(0, sys.argv[2])\n"
-        "import modelexport, modelexport.tagged.staging as s\n"
+        "import modelexport, modelexport.onnx_file.atomic_write as s\n"
         "from zoo import ZOO\n"
-        "s.Staging.commit = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "s.Transaction.commit = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
         "model, inputs = ZOO['lstm']()\n"
         "modelexport.export_model(model, inputs, sys.argv[1], strategy='htp')\n"
     )
     tests = str(Path(__file__).parents[1])
-    process = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.onnx"), tests], capture_output=True)
+    process = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "m.onnx"), tests], capture_output=True
+    )
     assert process.returncode == -signal.SIGKILL
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
@@ -350,8 +366,14 @@ def test_output_moves_between_file_systems(tmp_path: Path) -> None:
     elsewhere.mkdir()
     try:
         model, inputs = small()
-        report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="fx", temp_dir=elsewhere)
-        assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data", "m_hierarchy.json"}
+        report = modelexport.export_model(
+            model, inputs, tmp_path / "m.onnx", strategy="fx", temp_dir=elsewhere
+        )
+        assert {path.name for path in tmp_path.iterdir()} == {
+            "m.onnx",
+            "m.onnx.data",
+            "m_hierarchy.json",
+        }
         assert list(elsewhere.iterdir()) == []
         onnx.checker.check_model(str(report.onnx_path), full_check=True)
     finally:
@@ -368,7 +390,9 @@ def test_names_that_are_not_utf8_are_one_line(name: bytes, tmp_path: Path) -> No
     ]
     values = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in ("in", "sum")]
     weight = onnx.helper.make_tensor("weight", 1, [1], [1.0])
-    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", values[:1], values[1:], [weight]))
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", values[:1], values[1:], [weight])
+    )
     path = tmp_path / "m.onnx"
     path.write_bytes(model.SerializeToString().replace(name, b"\xff" * len(name)))
     for use in (
@@ -383,7 +407,11 @@ def test_names_that_are_not_utf8_are_one_line(name: bytes, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("content", "match"),
-    [(b"", "empty"), (b"just some text, no model", "not an ONNX model"), (b"\x08\x0a", "not an ONNX model")],
+    [
+        (b"", "empty"),
+        (b"just some text, no model", "not an ONNX model"),
+        (b"\x08\x0a", "not an ONNX model"),
+    ],
 )
 def test_files_that_are_no_models(content: bytes, match: str, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
@@ -418,10 +446,19 @@ def test_files_that_are_no_models(content: bytes, match: str, tmp_path: Path) ->
     ],
 )
 def test_bad_arguments(
-    arguments: dict[str, object], error: type, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: dict[str, object],
+    error: type,
+    match: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {"model": nn.Linear(2, 2), "example_inputs": (torch.ones(1, 2),), "output_path": "m.onnx", **arguments}
+    given = {
+        "model": nn.Linear(2, 2),
+        "example_inputs": (torch.ones(1, 2),),
+        "output_path": "m.onnx",
+        **arguments,
+    }
     with pytest.raises(error, match=match) as caught:
         modelexport.export_model(**given)  # type: ignore[arg-type]
     assert isinstance(caught.value, modelexport.ModelExportError)
@@ -455,7 +492,9 @@ def test_an_exporter_object_checks_at_once_and_exports(tmp_path: Path) -> None:
         ("missing/graph.txt", "does not exist"),
     ],
 )
-def test_a_graph_file_is_checked_before_the_export(option: str, name: str, message: str, tmp_path: Path) -> None:
+def test_a_graph_file_is_checked_before_the_export(
+    option: str, name: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "link.onnx").symlink_to(tmp_path / "m.onnx")
     steps: list[str] = []
     with pytest.raises(ArgumentError, match=message):

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from modelexport.errors import FormatError
-from modelexport.graph import flatten
-from modelexport.tagged import codec, wire
-from modelexport.tagged.strip import stripped
+from modelexport.graph.flat import flatten
+from modelexport.modules.record import NodeTag
+from modelexport.onnx_file import wire
+from modelexport.tagged.records import decode_tag, encode_tag
+from modelexport.tagged.strip import stripped_chunks
 
 pytestmark = pytest.mark.must
 
@@ -40,12 +42,19 @@ def models(draw: st.DrawFn) -> onnx.ModelProto:
     def graph(name: str, depth: int) -> onnx.GraphProto:
         nodes = [node(f"{name}_{i}", depth) for i in range(draw(st.integers(0, 3)))]
         sizes = draw(st.lists(st.sampled_from([5, 300]), max_size=2))
-        weights = [numpy_helper.from_array(np.arange(size, dtype=np.float32), f"{name}_w{size}") for size in sizes]
+        weights = [
+            numpy_helper.from_array(np.arange(size, dtype=np.float32), f"{name}_w{size}")
+            for size in sizes
+        ]
         return helper.make_graph(nodes, name, [], [], weights, doc_string=draw(st.text(max_size=3)))
 
     functions = []
     if draw(st.booleans()):
-        functions = [helper.make_function("d", "f", ["x"], ["y"], [node("y", 1)], [helper.make_opsetid("", 18)])]
+        functions = [
+            helper.make_function(
+                "d", "f", ["x"], ["y"], [node("y", 1)], [helper.make_opsetid("", 18)]
+            )
+        ]
     model = helper.make_model(graph("main", 2), functions=functions)
     for key in draw(st.lists(st.sampled_from(["a", "b"]), unique=True)):
         model.metadata_props.add(key=key, value="1")
@@ -56,21 +65,25 @@ def models(draw: st.DrawFn) -> onnx.ModelProto:
 def test_strip_undoes_tagging_to_the_byte(model: onnx.ModelProto) -> None:
     data = model.SerializeToString()
     count = len(flatten(model).nodes)
-    tags = [codec.NodeTag(("/T",), "/T", 1, "scope", f"m{i}") for i in range(count)]
+    tags = [NodeTag(("/T",), "/T", 1, "scope", f"m{i}") for i in range(count)]
     queue = iter(tags)
     pieces = wire.rewrite(
         data,
-        lambda old: codec.encode(msgspec.structs.replace(next(queue), doc=None if old is None else old.decode())),
+        lambda old: encode_tag(
+            msgspec.structs.replace(next(queue), doc=None if old is None else old.decode())
+        ),
         add_metadata=("modelexport.hierarchy", "{}"),
     )
     tagged = b"".join(pieces)
     assert next(queue, None) is None, "one edit a node"
     parsed = onnx.ModelProto.FromString(tagged)
-    found = [codec.decode(node.doc_string) for node in flatten(parsed).protos]
+    found = [decode_tag(node.doc_string) for node in flatten(parsed).protos]
     assert [tag.hierarchy_module for tag in found] == [f"m{i}" for i in range(count)]
-    assert parsed.SerializeToString() == tagged, "another program that reads and writes the file keeps its bytes"
-    assert b"".join(stripped(tagged)) == data
-    assert b"".join(stripped(memoryview(tagged))) == data
+    assert parsed.SerializeToString() == tagged, (
+        "another program that reads and writes the file keeps its bytes"
+    )
+    assert b"".join(stripped_chunks(tagged)) == data
+    assert b"".join(stripped_chunks(memoryview(tagged))) == data
 
 
 @given(models())
@@ -84,7 +97,9 @@ def test_reading_without_weights_keeps_all_else(model: onnx.ModelProto) -> None:
     assert read == emptied
 
 
-@pytest.mark.parametrize("data_type", [TensorProto.FLOAT, TensorProto.INT64, TensorProto.DOUBLE, TensorProto.INT32])
+@pytest.mark.parametrize(
+    "data_type", [TensorProto.FLOAT, TensorProto.INT64, TensorProto.DOUBLE, TensorProto.INT32]
+)
 def test_every_kind_of_payload_is_left_out(data_type: int) -> None:
     tensor = helper.make_tensor("w", data_type, [2000], range(2000))
     model = helper.make_model(helper.make_graph([], "g", [], [], [tensor]))
@@ -108,7 +123,10 @@ def test_a_graph_in_an_attribute_of_another_type_is_no_part_of_the_model() -> No
     assert len(edited) == 2
     model.graph.node[0].attribute[0].type = onnx.AttributeProto.FLOAT
     edited.clear()
-    assert b"".join(wire.rewrite(model.SerializeToString(), edited.append)) == model.SerializeToString()
+    assert (
+        b"".join(wire.rewrite(model.SerializeToString(), edited.append))
+        == model.SerializeToString()
+    )
     assert len(edited) == 1 == len(flatten(model).nodes)
 
 
@@ -129,10 +147,12 @@ def _refused(data: bytes) -> bool:
 
 
 def test_a_tag_reads_back() -> None:
-    tag = codec.NodeTag(("/A", "/B"), "/A", 2, "scope", "a.b", 3)
-    text = codec.encode(tag)
-    assert codec.decode(text) == tag
-    assert text.startswith(b'{"hierarchy_tags":["/A","/B"],"hierarchy_path":"/A","hierarchy_count":2,')
-    assert codec.decode(codec.encode(msgspec.structs.replace(tag, doc="was here"))).doc == "was here"
+    tag = NodeTag(("/A", "/B"), "/A", 2, "scope", "a.b", 3)
+    text = encode_tag(tag)
+    assert decode_tag(text) == tag
+    assert text.startswith(
+        b'{"hierarchy_tags":["/A","/B"],"hierarchy_path":"/A","hierarchy_count":2,'
+    )
+    assert decode_tag(encode_tag(msgspec.structs.replace(tag, doc="was here"))).doc == "was here"
     for other in ("", "plain text", "{}", '{"hierarchy_path": 3}', "[1, 2"):
-        assert codec.decode(other) is None
+        assert decode_tag(other) is None

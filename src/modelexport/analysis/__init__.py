@@ -1,1 +1,1 @@
-"""What can be learnt from an exported file: without torch, and without its weights unless their content matters."""
+"""Analyze, validate, repair and compare tagged files, without torch."""

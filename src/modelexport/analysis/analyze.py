@@ -7,18 +7,24 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from modelexport.analysis.modules import Borders, Lineage, totals, weight_owners
 from modelexport.analysis.outline import execution_order
-from modelexport.analysis.selection import Selection
-from modelexport.attribution.evidence import AUXILIARY
-from modelexport.attribution.status import Status
-from modelexport.collector import collector_paused
-from modelexport.tagged.build import tensor_infos
-from modelexport.tagged.codec import NodeTag
-from modelexport.tagged.files import StrPath, data_file, external_files, is_file, opsets
+from modelexport.analysis.subgraph import BoundaryValues, initializer_owners
+from modelexport.garbage import pause_collector
+from modelexport.modules.lookup import Selection
+from modelexport.modules.record import AUXILIARY, ModuleStatus, NodeTag
+from modelexport.modules.tree import Ancestry, subtree_totals
+from modelexport.onnx_file.model_file import (
+    InitializerSize,
+    StrPath,
+    external_files,
+    initializer_sizes,
+    is_file,
+    opset_imports,
+    resolve_data_file,
+)
 from modelexport.tagged.model import TaggedModel, load
-from modelexport.tagged.sidecar import TensorInfo
-from modelexport.tagged.weights import Weight, declared_weights
+from modelexport.tagged.records import TensorInfo
+from modelexport.tagged.tables import tensor_infos
 
 ANALYSIS_FORMAT = "modelexport-analysis/1"
 _NOWHERE = [-1]
@@ -152,7 +158,7 @@ def analyze(onnx: StrPath, filter_tag: str | None = None, details: bool = True) 
     `filter_tag` takes a tag with all below it, a glob, a module path, or `auxiliary`. Without `details` the list of
     nodes and the tensors that enter and leave each module are left out.
     """
-    with collector_paused():
+    with pause_collector():
         return _Analyzer(load(onnx), filter_tag).result(details)
 
 
@@ -166,12 +172,12 @@ class _Analyzer:
         self.has_counts = bool(self.modules) and all(
             isinstance(record.parameter_count, int) for record in self.modules.values()
         )
-        self.lineage = Lineage(self.modules)
+        self.lineage = Ancestry(self.modules)
         seen = {tag.hierarchy_path for tag in self.tags if tag is not None}
         self.selection = Selection(filter_tag, seen, self.modules)
         self.chosen = [index for index, tag in enumerate(self.tags) if self.selection.has_node(tag)]
         self.own = Counter(tag.hierarchy_module for _, tag in self.chosen_tags())
-        self.weights = declared_weights(model.proto)
+        self.weights = initializer_sizes(model.proto)
 
     def chosen_tags(self) -> Iterator[tuple[int, NodeTag]]:
         """The chosen nodes that have a tag."""
@@ -198,18 +204,26 @@ class _Analyzer:
                 coverage=tagged / len(self.chosen) if self.chosen else 1.0,
                 auxiliary_nodes=sum(by_method[method] for method in AUXILIARY),
                 tags=len(by_tag),
-                parameters=self.selected_parameters() if self.has_counts else sum(w.elements for w in own),
+                parameters=self.selected_parameters()
+                if self.has_counts
+                else sum(w.elements for w in own),
                 stored_values=sum(weight.elements for weight in own),
                 bytes=sum(weight.bytes for weight in own),
                 modules=len(modules),
             ),
-            by_operator=_ranked(Counter([self.model.graph.nodes[index].op_type for index in self.chosen])),
+            by_operator=_ranked(
+                Counter([self.model.graph.nodes[index].op_type for index in self.chosen])
+            ),
             by_method=_ranked(by_method),
             by_depth=dict(sorted(by_depth.items())),
             by_status=dict(sorted(Counter(module.status for module in modules).items())),
             by_tag=dict(sorted(by_tag.items())),
-            absorbed=tuple(module.module for module in modules if module.status == Status.ABSORBED),
-            unused=tuple(module.module for module in modules if module.status == Status.UNUSED),
+            absorbed=tuple(
+                module.module for module in modules if module.status == ModuleStatus.ABSORBED
+            ),
+            unused=tuple(
+                module.module for module in modules if module.status == ModuleStatus.UNUSED
+            ),
             modules=modules,
             nodes=self.node_facts(read) if details else (),
         )
@@ -226,13 +240,14 @@ class _Analyzer:
             class_=None if source is None else source.model.class_,
             strategy=None if source is None else source.export.strategy,
             exporter=None if source is None else source.export.exporter,
-            opset=opsets(proto),
+            opset=opset_imports(proto),
             ir_version=proto.ir_version,
             inputs=tensor_infos(proto.graph.input),
             outputs=tensor_infos(proto.graph.output),
             dropped_outputs=() if source is None else source.export.dropped_outputs,
             data_files=tuple(
-                DataFile(name, is_file(data_file(self.model.path, name))) for name in external_files(proto)
+                DataFile(name, is_file(resolve_data_file(self.model.path, name)))
+                for name in external_files(proto)
             ),
         )
 
@@ -243,16 +258,20 @@ class _Analyzer:
 
     def selected_parameters(self) -> int:
         """The parameters of the selected modules; those below another selected one are in its count."""
-        selected = {path for path in self.modules if self.selection.has_module(path, self.carried_tag(path))}
+        selected = {
+            path for path in self.modules if self.selection.has_module(path, self.carried_tag(path))
+        }
         outermost = [path for path in selected if selected.isdisjoint(self.lineage.of(path)[:-1])]
         return sum(self.parameters(path, 0) for path in outermost)
 
-    def own_weights(self) -> list[Weight]:
+    def own_weights(self) -> list[InitializerSize]:
         """The initializers that no node reads which is not chosen: of all nodes all of them."""
         if self.selection.text is None:
             return list(self.weights)
         consumers, chosen = self.model.graph.consumers, set(self.chosen)
-        return [w for w in self.weights if w.name in consumers and chosen.issuperset(consumers[w.name])]
+        return [
+            w for w in self.weights if w.name in consumers and chosen.issuperset(consumers[w.name])
+        ]
 
     def read_weights(self) -> dict[int, tuple[int, int]]:
         """Elements and bytes of the initializers that each chosen node is the first to read; -1 has the unread ones."""
@@ -289,11 +308,14 @@ class _Analyzer:
         return tuple(facts)
 
     def module_facts(self, details: bool) -> tuple[ModuleFacts, ...]:
-        nodes = totals(self.own, self.lineage)
+        nodes = subtree_totals(self.own, self.lineage)
         operators = self.operators()
         own_values, own_sizes = self.module_weights()
-        values, sizes = totals(own_values, self.lineage), totals(own_sizes, self.lineage)
-        borders = Borders(self.model.graph, self.tags, self.lineage) if details else None
+        values, sizes = (
+            subtree_totals(own_values, self.lineage),
+            subtree_totals(own_sizes, self.lineage),
+        )
+        borders = BoundaryValues(self.model.graph, self.tags, self.lineage) if details else None
         facts = []
         for path, record in sorted(self.modules.items(), key=lambda item: execution_order(*item)):
             if not (self.own[path] or self.selection.has_module(path, self.carried_tag(path))):
@@ -337,7 +359,7 @@ class _Analyzer:
         return whole
 
     def module_weights(self) -> tuple[Counter[str], Counter[str]]:
-        owners = weight_owners(self.model.graph, self.tags, self.lineage)
+        owners = initializer_owners(self.model.graph, self.tags, self.lineage)
         elements: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
         for weight in self.weights:
@@ -350,7 +372,10 @@ class _Analyzer:
     def carried_tag(self, path: str) -> str | None:
         """The tag of the nearest shown module, from this one up."""
         records = (self.modules.get(above) for above in reversed(self.lineage.of(path)))
-        return next((record.tag for record in records if record is not None and record.tag is not None), None)
+        return next(
+            (record.tag for record in records if record is not None and record.tag is not None),
+            None,
+        )
 
 
 def _ranked(counts: Mapping[str, int]) -> dict[str, int]:

@@ -8,16 +8,21 @@ from pathlib import Path
 
 import msgspec
 
+from modelexport.analysis.canonical import canonical_form, node_labels
 from modelexport.analysis.matching import Side, match
-from modelexport.analysis.topology import canonical_form, node_labels
-from modelexport.collector import collector_paused
-from modelexport.fingerprint import attribute_digests
-from modelexport.tagged.build import tensor_infos
-from modelexport.tagged.files import StrPath, as_path, mapped, opsets, parse
+from modelexport.errors import plural
+from modelexport.garbage import pause_collector
+from modelexport.onnx_file.digests import attribute_digests, initializer_digests
+from modelexport.onnx_file.model_file import (
+    StrPath,
+    as_path,
+    open_mapped,
+    opset_imports,
+    parse_model,
+)
 from modelexport.tagged.model import TaggedModel
-from modelexport.tagged.sidecar import TensorInfo
-from modelexport.tagged.weights import content_digests
-from modelexport.wording import plural
+from modelexport.tagged.records import TensorInfo
+from modelexport.tagged.tables import tensor_infos
 
 
 class FileSide(msgspec.Struct, frozen=True):
@@ -105,9 +110,9 @@ class _File:
     """A model with what a comparison needs of it."""
 
     def __init__(self, path: Path) -> None:
-        with mapped(path) as data:
-            proto = parse(data, path)
-            self.weights = content_digests(data, proto, path)
+        with open_mapped(path) as data:
+            proto = parse_model(data, path)
+            self.weights = initializer_digests(data, proto, path)
         self.model = TaggedModel(path, proto)
         self.places = {name: place for place, name in enumerate(self.model.graph.inputs)}
 
@@ -122,7 +127,7 @@ class _File:
             nodes=len(tags),
             tagged_nodes=sum(tag is not None for tag in tags),
             tags=len({tag.hierarchy_path for tag in tags if tag is not None}),
-            opset=opsets(proto),
+            opset=opset_imports(proto),
             ir_version=proto.ir_version,
             inputs=tensor_infos(proto.graph.input),
             outputs=tensor_infos(proto.graph.output),
@@ -135,7 +140,7 @@ def compare(a: StrPath, b: StrPath) -> Comparison:
 
     Names of tensors and the order of nodes do not matter; an attribute, an edge or a weight does. Reads the weights.
     """
-    with collector_paused():
+    with pause_collector():
         first, second = _File(as_path(a)), _File(as_path(b))
         same, pairs = _paired(first, second)
         left, right = first.summary(), second.summary()
@@ -158,9 +163,14 @@ def _paired(a: _File, b: _File) -> tuple[bool, dict[int, int]]:
     """Whether the topology is the same, and the nodes of `a` with their partners in `b`."""
     if _same_as_it_stands(a, b):
         return True, {index: index for index in range(len(a.model.graph.nodes))}
-    for as_stored in (True, False):  # the other way of storing a tensor's values is rare, and slower to see through
+    for as_stored in (
+        True,
+        False,
+    ):  # the other way of storing a tensor's values is rare, and slower to see through
         digests = [attribute_digests(file.model.graph, as_stored) for file in (a, b)]
-        labels = [node_labels(file.model.graph, told) for file, told in zip((a, b), digests, strict=True)]
+        labels = [
+            node_labels(file.model.graph, told) for file, told in zip((a, b), digests, strict=True)
+        ]
         forms = [
             canonical_form(file.model.graph, file.model.proto, file.weights, told)
             for file, told in zip((a, b), labels, strict=True)
@@ -212,7 +222,9 @@ def _module_changes(a: _File, b: _File, pairs: dict[int, int]) -> tuple[ModuleCh
             change = NodeChange(a.model.graph.nodes[back[index]].key, node.key, node.op_type, what)
             changed.setdefault(module, []).append(change)
     tags = {path: record.tag for file in (a, b) for path, record in file.model.modules.items()}
-    modules = sorted({*added, *removed, *changed}, key=lambda module: (module is None, module or ""))
+    modules = sorted(
+        {*added, *removed, *changed}, key=lambda module: (module is None, module or "")
+    )
     return tuple(
         ModuleChange(
             module,
@@ -239,7 +251,9 @@ def _elsewhere(a: _File, b: _File, pairs: dict[int, int], explained: bool) -> tu
     return tuple(moved)
 
 
-def _what_changed(a: _File, b: _File, first: int, second: int, pairs: dict[int, int]) -> tuple[str, ...]:
+def _what_changed(
+    a: _File, b: _File, first: int, second: int, pairs: dict[int, int]
+) -> tuple[str, ...]:
     old, new = a.model.graph.nodes[first], b.model.graph.nodes[second]
     what = []
     if (old.op_type, old.domain) != (new.op_type, new.domain):
@@ -249,7 +263,9 @@ def _what_changed(a: _File, b: _File, first: int, second: int, pairs: dict[int, 
     if len(old.inputs) != len(new.inputs) or old.gaps != new.gaps:
         what.append("inputs")
     else:
-        sources = [_same_source(a, b, x, y, pairs) for x, y in zip(old.inputs, new.inputs, strict=True)]
+        sources = [
+            _same_source(a, b, x, y, pairs) for x, y in zip(old.inputs, new.inputs, strict=True)
+        ]
         what += [word for word in ("inputs", "weights") if word in sources]
     return tuple(what)
 
@@ -274,9 +290,14 @@ def _tag_changes(a: TaggedModel, b: TaggedModel, pairs: dict[int, int]) -> TagCh
         if old is None or new is None:
             added += new is not None
             removed += old is not None
-        elif (old.hierarchy_path, old.hierarchy_module) != (new.hierarchy_path, new.hierarchy_module):
+        elif (old.hierarchy_path, old.hierarchy_module) != (
+            new.hierarchy_path,
+            new.hierarchy_module,
+        ):
             changed += 1
-    left, right = (Counter(tag.hierarchy_path for tag in m.effective_tags if tag is not None) for m in (a, b))
+    left, right = (
+        Counter(tag.hierarchy_path for tag in m.effective_tags if tag is not None) for m in (a, b)
+    )
     differing = sorted(tag for tag in {*left, *right} if left[tag] != right[tag])
     return TagChanges(added, removed, changed, {tag: (left[tag], right[tag]) for tag in differing})
 

@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Protocol
 
 from modelexport.errors import FormatError
-from modelexport.graph import Graph
+from modelexport.graph.flat import Graph
 
 
 class Walk(Protocol):
@@ -75,12 +75,19 @@ class _Part:
     def _reads(self, index: int) -> list[str]:
         """The inputs of a node, and what its bodies give back."""
         bodies = self.walk.graph.bodies.get(index, ())
-        return [*self.walk.graph.nodes[index].inputs, *(name for body in bodies for name in body.outputs)]
+        return [
+            *self.walk.graph.nodes[index].inputs,
+            *(name for body in bodies for name in body.outputs),
+        ]
 
     def _makes(self, index: int) -> list[tuple[int, str]]:
         """The outputs of a node by their places, but for those of a name that another node makes after it."""
         producer = self.walk.graph.producer
-        return [(at, name) for at, name in enumerate(self.walk.graph.nodes[index].outputs) if producer[name] == index]
+        return [
+            (at, name)
+            for at, name in enumerate(self.walk.graph.nodes[index].outputs)
+            if producer[name] == index
+        ]
 
     def _is_unmet_leaf(self, name: str) -> bool:
         return name not in self.walk.graph.producer and name not in self.walk.reference
@@ -99,14 +106,19 @@ class _Part:
         """Each node after those that it reads and those in its bodies."""
         producer = self.walk.graph.producer
         before = {
-            index: {*self.inside.get(index, ()), *(producer[name] for name in self._reads(index) if name in producer)}
+            index: {
+                *self.inside.get(index, ()),
+                *(producer[name] for name in self._reads(index) if name in producer),
+            }
             & self.left
             for index in sorted(self.left)
         }
         try:
             return list(TopologicalSorter(before).static_order())
         except CycleError as error:
-            raise FormatError("the graph has a cycle", hint="no runtime can run it; export it again") from error
+            raise FormatError(
+                "the graph has a cycle", hint="no runtime can run it; export it again"
+            ) from error
 
     def _refine(self) -> None:
         count = 0
@@ -114,7 +126,10 @@ class _Part:
             count = now
             forward = self._forward()
             self.colour = self._backward(forward)
-            self._leaf = {name: _hash([text, *self._readers(name, self.colour)]) for name, text in self._leaf.items()}
+            self._leaf = {
+                name: _hash([text, *self._readers(name, self.colour)])
+                for name, text in self._leaf.items()
+            }
 
     def _forward(self) -> dict[int, str]:
         """Each colour with those of everything before."""
@@ -138,7 +153,11 @@ class _Part:
         for index in reversed(self.order):
             node = graph.nodes[index]
             around = told.get(node.enclosing) or str(self.walk.number.get(node.enclosing))
-            readers = [reader for _, name in self._makes(index) for reader in [*self._readers(name, told), "output"]]
+            readers = [
+                reader
+                for _, name in self._makes(index)
+                for reader in [*self._readers(name, told), "output"]
+            ]
             told[index] = _hash([forward[index], around, *readers])
         return told
 
@@ -151,7 +170,8 @@ class _Part:
         return [
             index
             for index in sorted(self.left)
-            if nodes[index].enclosing not in self.left and not any(name in self.uses for _, name in self._makes(index))
+            if nodes[index].enclosing not in self.left
+            and not any(name in self.uses for _, name in self._makes(index))
         ]
 
     def are_apart(self, group: Sequence[int]) -> bool:
@@ -181,7 +201,9 @@ class _Part:
                 self._joined[self._island(index)] = self._island(nodes[index].enclosing)
 
     def reads_only_met(self, index: int) -> bool:
-        return index not in self.inside and all(name in self.walk.reference for name in self._reads(index))
+        return index not in self.inside and all(
+            name in self.walk.reference for name in self._reads(index)
+        )
 
 
 def _hash(parts: Iterable[str]) -> str:

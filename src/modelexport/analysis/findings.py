@@ -1,4 +1,4 @@
-"""What validation can find: every code with its severity and what to do about it."""
+"""The findings of a validation: every code with its severity and its fix."""
 
 from __future__ import annotations
 
@@ -86,5 +86,7 @@ class Finding(msgspec.Struct, frozen=True):
     """What to do about it."""
 
 
-def finding(code: Code, place: str, message: str, severity: Severity = Severity.ERROR) -> Finding:
+def make_finding(
+    code: Code, place: str, message: str, severity: Severity = Severity.ERROR
+) -> Finding:
     return Finding(str(code), str(severity), place, message, _FIXES[code])

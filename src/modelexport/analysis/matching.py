@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from modelexport.graph import Graph
+from modelexport.graph.flat import Graph
 
 
 class Side:
     """One of the two graphs, with what is known of its nodes."""
 
     def __init__(
-        self, graph: Graph, labels: Sequence[str], weights: Mapping[str, str], modules: Sequence[str | None]
+        self,
+        graph: Graph,
+        labels: Sequence[str],
+        weights: Mapping[str, str],
+        modules: Sequence[str | None],
     ) -> None:
         self.graph = graph
         self.labels = labels
@@ -70,7 +74,9 @@ class _Pairs:
             self._taken.add(second)
 
 
-def _grouped(keys: Sequence[Hashable], taken: Mapping[int, int] | set[int]) -> dict[Hashable, list[int]]:
+def _grouped(
+    keys: Sequence[Hashable], taken: Mapping[int, int] | set[int]
+) -> dict[Hashable, list[int]]:
     groups: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
         if index not in taken:
@@ -114,9 +120,15 @@ def _made_of_it(side: Side, numbers: dict[Hashable, int]) -> list[Hashable]:
         for output, name in enumerate(graph.nodes[index].outputs):
             uses += [(output, end) for end in ends.get(name, ())]
             for reader in graph.consumers.get(name, ()):
-                places = tuple(p for p, read in enumerate(graph.nodes[reader].inputs) if read == name)
+                places = tuple(
+                    p for p, read in enumerate(graph.nodes[reader].inputs) if read == name
+                )
                 uses.append((output, found[reader], places))
-        key = ("behind", side.labels[index], tuple(sorted(uses, key=repr)) if len(uses) > 1 else tuple(uses))
+        key = (
+            "behind",
+            side.labels[index],
+            tuple(sorted(uses, key=repr)) if len(uses) > 1 else tuple(uses),
+        )
         found[index] = numbers.setdefault(key, len(numbers))
     return list(found)
 
@@ -129,7 +141,10 @@ def _reads(side: Side, partner: Mapping[int, int] | None) -> list[Hashable]:
         index = graph.producer.get(name)
         if index is None:
             return side.weights.get(name, side.input_place.get(name))
-        return (index if partner is None else partner.get(index), graph.nodes[index].outputs.index(name))
+        return (
+            index if partner is None else partner.get(index),
+            graph.nodes[index].outputs.index(name),
+        )
 
     return [tuple([source(name) for name in node.inputs]) or None for node in graph.nodes]
 

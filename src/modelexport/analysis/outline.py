@@ -95,7 +95,9 @@ class _Outline:
         return runs
 
     def _label(self, run: list[str]) -> str:
-        first, last = ((self.modules[path].tag or "").rpartition("/")[2] for path in (run[0], run[-1]))
+        first, last = (
+            (self.modules[path].tag or "").rpartition("/")[2] for path in (run[0], run[-1])
+        )
         return first if len(run) == 1 else f"{first} … {last}  x{len(run)}"
 
 

@@ -11,20 +11,22 @@ import msgspec
 
 from modelexport.analysis.consistency import Story, Topology
 from modelexport.errors import FileError, FormatError
-from modelexport.tagged import codec, wire
-from modelexport.tagged.build import all_tags, complete, embed
-from modelexport.tagged.files import mapped, parse
+from modelexport.modules.record import NodeTag
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.atomic_write import transaction
+from modelexport.onnx_file.model_file import open_mapped, parse_model
 from modelexport.tagged.model import TaggedModel
-from modelexport.tagged.sidecar import (
+from modelexport.tagged.records import (
     METADATA_KEY,
-    Embedded,
+    EmbeddedMap,
     Sidecar,
-    content_digest,
     encode_embedded,
     encode_sidecar,
+    encode_tag,
     sidecar_path,
+    text_digest,
 )
-from modelexport.tagged.staging import staging
+from modelexport.tagged.tables import complete_sidecar, embedded_map, tags_of_node
 
 
 class Repair(msgspec.Struct, frozen=True):
@@ -38,12 +40,14 @@ class Repair(msgspec.Struct, frozen=True):
 
 def repair_file(path: Path) -> Repair:
     """Mend what can be mended without guessing; the files as they were stay beside them as backups."""
-    with mapped(path) as data:
-        story = Story(TaggedModel(path, parse(data, path)))
+    with open_mapped(path) as data:
+        story = Story(TaggedModel(path, parse_model(data, path)))
         if story.is_as_exported:
             return Repair((), False, False, ())
         if sidecar_path(path).is_dir():
-            raise FileError(f"{sidecar_path(path)} is a folder", hint="move it away; the sidecar has its name")
+            raise FileError(
+                f"{sidecar_path(path)} is a folder", hint="move it away; the sidecar has its name"
+            )
         plan = _Plan(story)
         new: dict[Path, list[wire.Buffer]] = {}
         if plan.sidecar is not None:
@@ -57,7 +61,7 @@ def repair_file(path: Path) -> Repair:
 def _replace(folder: Path, new: dict[Path, list[wire.Buffer]]) -> tuple[str, ...]:
     """Write files over those that are there, and give the names under which the old ones are kept."""
     backups: list[str] = []
-    with staging(folder) as stage:
+    with transaction(folder) as stage:
         for path in new:
             if path.exists():
                 backups.append(_free_name(path))
@@ -91,7 +95,9 @@ class _Plan:
         self.story = story
         self.model = story.model
         self.has_map = self.model.is_tagged or self.model.has_metadata
-        self.tags = self._mended_tags() if self.has_map and story.source is not None else self.model.tags
+        self.tags = (
+            self._mended_tags() if self.has_map and story.source is not None else self.model.tags
+        )
         self.nodes = tuple(
             node.key
             for (node, old), new in zip(self.model.items(), self.tags, strict=True)
@@ -100,31 +106,36 @@ class _Plan:
         self.metadata = self._mended_metadata()
         self.sidecar = self._mended_sidecar()
 
-    def _mended_tags(self) -> list[codec.NodeTag | None]:
+    def _mended_tags(self) -> list[NodeTag | None]:
         """The believed tags with their consumers found again, where the nodes around are known too."""
         story, graph = self.story, self.model.graph
         moved = Topology(story).moved
         carried = story.carried_tags()
-        certain = [tag is not None and carried.get(tag.hierarchy_module) == tag.hierarchy_path for tag in story.tags]
-        tags: list[codec.NodeTag | None] = []
+        certain = [
+            tag is not None and carried.get(tag.hierarchy_module) == tag.hierarchy_path
+            for tag in story.tags
+        ]
+        tags: list[NodeTag | None] = []
         for index, (node, old) in enumerate(self.model.items()):
             tag = story.tags[index]
             if tag is None or not certain[index]:
                 tags.append(old)
                 continue
-            if moved.isdisjoint(node.outputs) and all(certain[reader] for reader in graph.readers(index)):
-                told = all_tags(node, tag.hierarchy_path, story.consumers)
+            if moved.isdisjoint(node.outputs) and all(
+                certain[reader] for reader in graph.readers(index)
+            ):
+                told = tags_of_node(node, tag.hierarchy_path, story.consumers)
                 tag = msgspec.structs.replace(tag, hierarchy_tags=told, hierarchy_count=len(told))
             doc = None if old is None else old.doc
             tags.append(tag if tag.doc == doc else msgspec.structs.replace(tag, doc=doc))
         return tags
 
-    def _mended_metadata(self) -> Embedded | None:
+    def _mended_metadata(self) -> EmbeddedMap | None:
         """The metadata anew from the sidecar: proven by the digest that is left of it, or by the counts."""
         story = self.story
         if not self.has_map or story.sidecar is None or story.embedded is not None:
             return None
-        new = embed(story.sidecar, story.tags_digest(self.tags))
+        new = embedded_map(story.sidecar, story.tags_digest(self.tags))
         if story.changed_metadata is not None:
             return new if new.digest == story.changed_metadata.digest else None
         return new if story.counts_fit(self.tags, story.sidecar.modules) else None
@@ -134,21 +145,25 @@ class _Plan:
         embedded = self.metadata or self.story.embedded
         if embedded is None or self.story.sidecar_intact:
             return None
-        new = complete(self.model.graph, self.tags, embedded.model, embedded.export, embedded.modules)
-        proven = content_digest(encode_sidecar(new)) == embedded.sidecar_digest
+        new = complete_sidecar(
+            self.model.graph, self.tags, embedded.model, embedded.export, embedded.modules
+        )
+        proven = text_digest(encode_sidecar(new)) == embedded.sidecar_digest
         return new if proven and new != self.story.sidecar else None
 
     def pieces(self, data: wire.Buffer) -> list[wire.Buffer]:
         """The file with what is mended in it; all other bytes are those that were there."""
-        mended: Iterator[tuple[codec.NodeTag | None, codec.NodeTag | None]]
+        mended: Iterator[tuple[NodeTag | None, NodeTag | None]]
         mended = zip(self.model.tags, self.tags, strict=True)
 
         def doc_edit(text: bytes | None) -> bytes | None:
             pair = next(mended, None)
             if pair is None:
-                raise FormatError("the file has nodes where ONNX reads none", hint="export the model again")
+                raise FormatError(
+                    "the file has nodes where ONNX reads none", hint="export the model again"
+                )
             old, new = pair
-            return text if new is None or new == old else codec.encode(new)
+            return text if new is None or new == old else encode_tag(new)
 
         if self.metadata is None:
             return wire.rewrite(data, doc_edit)

@@ -1,4 +1,4 @@
-"""Validates a model file: is it good ONNX, are its tags well formed, does everything that is recorded agree."""
+"""Validate a model file: the ONNX checker, the tags, and the consistency of all records."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import msgspec
 from modelexport.analysis.checker import checking
 from modelexport.analysis.consistency import Story, cause
 from modelexport.analysis.consistency import check_consistency as check_agreement
-from modelexport.analysis.findings import Code, Finding, Severity, finding
+from modelexport.analysis.findings import Code, Finding, Severity, make_finding
 from modelexport.analysis.repair import Repair, repair_file
-from modelexport.collector import collector_paused
-from modelexport.errors import FormatError
-from modelexport.tagged import codec
-from modelexport.tagged.files import StrPath, as_path
+from modelexport.errors import FormatError, plural
+from modelexport.garbage import pause_collector
+from modelexport.modules.record import NodeTag
+from modelexport.onnx_file.model_file import StrPath, as_path
 from modelexport.tagged.model import TaggedModel, load
-from modelexport.tagged.sidecar import METADATA_KEY
-from modelexport.wording import plural
+from modelexport.tagged.records import METADATA_KEY, looks_like_tag
 
 
 class Validation(msgspec.Struct, frozen=True):
@@ -46,7 +45,7 @@ def validate(onnx: StrPath, check_consistency: bool = False, repair: bool = Fals
     first mends from what is recorded and keeps the files as they were as `.bak`; the findings are what is left.
     """
     path = as_path(onnx)
-    with collector_paused():
+    with pause_collector():
         mended = repair_file(path) if repair else None
         return _validate(path, check_consistency or repair, mended)
 
@@ -60,11 +59,17 @@ def _validate(path: Path, deep: bool, mended: Repair | None) -> Validation:
         if story is not None and not (tags or agreement):
             agreement += _check_tags_digest(story)
         told = complaint()
-    compliance = [] if told is None else [finding(Code.ONNX_INVALID, path.name, " ".join(told.split()))]
+    compliance = (
+        [] if told is None else [make_finding(Code.ONNX_INVALID, path.name, " ".join(told.split()))]
+    )
     checks = {
         "onnx": _word(compliance),
         "tags": _word(tags) if _has_map(model) else "no tags",
-        "consistency": _word(agreement) if story is not None else "no tags" if deep else "not asked for",
+        "consistency": _word(agreement)
+        if story is not None
+        else "no tags"
+        if deep
+        else "not asked for",
     }
     return Validation(path.name, model.is_tagged, checks, (*compliance, *tags, *agreement), mended)
 
@@ -81,10 +86,14 @@ def _check_metadata(model: TaggedModel) -> Iterator[Finding]:
     try:
         missing = model.embedded is None
     except FormatError as error:
-        yield finding(Code.METADATA_UNREADABLE, METADATA_KEY, cause(error))
+        yield make_finding(Code.METADATA_UNREADABLE, METADATA_KEY, cause(error))
         return
     if missing and model.is_tagged:
-        yield finding(Code.METADATA_MISSING, METADATA_KEY, "the nodes have tags, the model's metadata has no modules")
+        yield make_finding(
+            Code.METADATA_MISSING,
+            METADATA_KEY,
+            "the nodes have tags, the model's metadata has no modules",
+        )
 
 
 def _check_format(model: TaggedModel) -> Iterator[Finding]:
@@ -95,14 +104,14 @@ def _check_format(model: TaggedModel) -> Iterator[Finding]:
         return
     for index, (node, tag) in enumerate(model.items()):
         if tag is None:
-            if codec.looks_like_tag(model.graph.protos[index].doc_string):
-                yield finding(Code.DOC_MALFORMED, node.key, "its doc_string is a broken tag")
+            if looks_like_tag(model.graph.protos[index].doc_string):
+                yield make_finding(Code.DOC_MALFORMED, node.key, "its doc_string is a broken tag")
         elif (problem := problems[id(tag)]) is not None:
             code, told = problem
-            yield finding(code, node.key, told)
+            yield make_finding(code, node.key, told)
 
 
-def _format_problem(tag: codec.NodeTag) -> tuple[Code, str] | None:
+def _format_problem(tag: NodeTag) -> tuple[Code, str] | None:
     if tag.hierarchy_count != len(tag.hierarchy_tags):
         told = f"hierarchy_count is {tag.hierarchy_count}, expected {len(tag.hierarchy_tags)}, the number of its tags"
         return Code.COUNT_WRONG, told
@@ -115,7 +124,9 @@ def _format_problem(tag: codec.NodeTag) -> tuple[Code, str] | None:
 def _check_tags_digest(story: Story) -> Iterator[Finding]:
     """The last resort: nothing is wrong that could be named, and yet a tag is not as it was written."""
     if story.embedded is not None and not story.tags_intact and story.embedded.tags_digest:
-        yield finding(Code.TAG_WRONG, story.model.path.name, "a tag was changed after the export")
+        yield make_finding(
+            Code.TAG_WRONG, story.model.path.name, "a tag was changed after the export"
+        )
 
 
 def _check_coverage(model: TaggedModel, story: Story | None) -> Iterator[Finding]:
@@ -123,7 +134,7 @@ def _check_coverage(model: TaggedModel, story: Story | None) -> Iterator[Finding
     bare = [
         (index, node.key)
         for index, (node, tag) in enumerate(model.items())
-        if tag is None and not codec.looks_like_tag(model.graph.protos[index].doc_string)
+        if tag is None and not looks_like_tag(model.graph.protos[index].doc_string)
     ]
     if not bare or not (model.is_tagged or model.has_metadata):
         return
@@ -135,10 +146,12 @@ def _check_coverage(model: TaggedModel, story: Story | None) -> Iterator[Finding
     else:
         count = _recorded_nodes(model) - sum(tag is not None for tag in model.tags)
         if count > 0:
-            yield finding(Code.DOC_MISSING, model.path.name, f"tags are missing on {plural(count, 'node')}")
+            yield make_finding(
+                Code.DOC_MISSING, model.path.name, f"tags are missing on {plural(count, 'node')}"
+            )
         return
     for key in lost:
-        yield finding(Code.DOC_MISSING, key, "the node has lost its tag")
+        yield make_finding(Code.DOC_MISSING, key, "the node has lost its tag")
 
 
 def _recorded_nodes(model: TaggedModel) -> int:

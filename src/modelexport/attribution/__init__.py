@@ -1,1 +1,1 @@
-"""From evidence to tags: which module made each node of the graph."""
+"""From evidence to modules."""

@@ -7,12 +7,20 @@ from importlib.metadata import EntryPoint, entry_points
 
 import msgspec
 
-from modelexport.attribution.dataflow import by_agreement, by_dataflow, by_root
-from modelexport.attribution.evidence import Attribution, Evidence, Facts, Method
-from modelexport.attribution.parameters import by_parameter, by_parameter_in_use
-from modelexport.attribution.scopes import by_scope
-from modelexport.baseline.trace import Site
+from modelexport.attribution.evidence import (
+    Attribution,
+    Evidence,
+    Facts,
+    by_agreement,
+    by_dataflow,
+    by_parameter,
+    by_parameter_in_use,
+    by_root,
+    by_scope,
+)
+from modelexport.capture.trace import Site
 from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.modules.record import Method
 
 ENTRY_POINTS = "modelexport.strategies"
 EXPORTERS = ("dynamo", "torchscript")
@@ -75,10 +83,13 @@ def register_strategy(strategy: Strategy) -> None:
         raise ArgumentTypeError(f"a {type(strategy).__name__} is not a Strategy")
     if strategy.exporter not in EXPORTERS:
         raise ArgumentError(
-            f"strategy {strategy.name!r} names the exporter {strategy.exporter!r}", hint=_choices(EXPORTERS)
+            f"strategy {strategy.name!r} names the exporter {strategy.exporter!r}",
+            hint=_choices(EXPORTERS),
         )
     if strategy.name == ExportStrategy.AUTO or _REGISTRY.get(strategy.name, strategy) != strategy:
-        raise ArgumentError(f"a strategy called {strategy.name!r} exists already", hint="choose another name")
+        raise ArgumentError(
+            f"a strategy called {strategy.name!r} exists already", hint="choose another name"
+        )
     _REGISTRY[strategy.name] = strategy
 
 

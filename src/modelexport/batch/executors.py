@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import socket
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 
 from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import CRASHED, JobResult
-from modelexport.batch.supervise import StoppedError, supervise
+from modelexport.batch.supervisor import StoppedError, run_job
 from modelexport.errors import ArgumentError, SourceError, first_line
 
 EXECUTORS = ("process", "ray")
@@ -57,7 +56,7 @@ class ProcessExecutor:
             raise StoppedError
         self._started[job.name] = time.monotonic()
         try:
-            return supervise(job, self._folder, self._workers, self._stopped.is_set)
+            return run_job(job, self._folder, self._workers, self._stopped.is_set)
         finally:
             del self._started[job.name]
 
@@ -74,7 +73,9 @@ class RayExecutor:
 
     def __init__(self, folder: Path, workers: int, address: str | None) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise SourceError("the package ray is not installed", hint="pip install 'modelexport[ray]'")
+            raise SourceError(
+                "the package ray is not installed", hint="pip install 'modelexport[ray]'"
+            )
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray: Any = importlib.import_module("ray")
         self._folder = folder
@@ -115,7 +116,7 @@ class RayExecutor:
             raise failed[0]
 
     def results(self, jobs: Iterable[BatchJob]) -> Iterator[list[JobResult]]:
-        task = self._ray.remote(num_cpus=1, max_retries=0)(supervise)
+        task = self._ray.remote(num_cpus=1, max_retries=0)(run_job)
         self._tasks = {task.remote(job, self._folder, self._workers): job for job in jobs}
         while self._tasks:
             ended, _ = self._ray.wait(list(self._tasks), timeout=_TICK)
@@ -129,7 +130,11 @@ class RayExecutor:
         except Exception as error:  # the node or Ray's own process is gone, not the job alone
             message = f"Ray lost the job: {type(error).__name__}: {first_line(error)}"
             return JobResult(
-                name=job.name, status=CRASHED, output=job.output, message=message, hint="run again with --resume"
+                name=job.name,
+                status=CRASHED,
+                output=job.output,
+                message=message,
+                hint="run again with --resume",
             )
         return result
 

@@ -12,11 +12,19 @@ from typing import Any
 
 import msgspec
 
-from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError, a_kind
+from modelexport.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    FileError,
+    FormatError,
+    describe_type,
+)
 from modelexport.job import Job, check_options
-from modelexport.tagged.files import StrPath, as_path, check_ordinary, is_file
+from modelexport.onnx_file.model_file import StrPath, as_path, check_regular_file, is_file
 
-_WRITE = 'write [[jobs]] with model = "..." and output = "m.onnx", and what they share under [defaults]'
+_WRITE = (
+    'write [[jobs]] with model = "..." and output = "m.onnx", and what they share under [defaults]'
+)
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 _TIMEOUT = 1800.0
 _LARGEST_FILE = 64 << 20
@@ -59,16 +67,26 @@ class Batch(msgspec.Struct, frozen=True):
         return self.output_dir / f"{self.name}_results.jsonl"
 
 
-def read_jobs(path: StrPath, output_dir: StrPath | None = None, defaults: Mapping[str, Any] | None = None) -> Batch:
+def read_jobs(
+    path: StrPath, output_dir: StrPath | None = None, defaults: Mapping[str, Any] | None = None
+) -> Batch:
     """The jobs of a TOML or JSON file; paths in it start from its folder. `defaults` win over those in the file."""
     path = as_path(path)
     content = _content(path)
     try:
-        told = tomllib.loads(content.decode()) if path.suffix == ".toml" else msgspec.json.decode(content)
+        told = (
+            tomllib.loads(content.decode())
+            if path.suffix == ".toml"
+            else msgspec.json.decode(content)
+        )
         file = msgspec.convert(told, JobsFile)
     except msgspec.ValidationError as error:
         raise FormatError(f"{path} is no list of jobs: {error}", hint=_WRITE) from error
-    except (ValueError, msgspec.DecodeError, RecursionError) as error:  # tomllib raises several kinds of the first
+    except (
+        ValueError,
+        msgspec.DecodeError,
+        RecursionError,
+    ) as error:  # tomllib raises several kinds of the first
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise FormatError(f"{path} is not {kind}: {error}", hint=_WRITE) from error
     _check_defaults(f"{path}, defaults", file.defaults)
@@ -90,20 +108,27 @@ def given_jobs(
     for number, job in enumerate(jobs, 1):
         if not isinstance(job, Mapping | Job):
             raise ArgumentTypeError(
-                f"job {number} is {a_kind(job)}",
+                f"job {number} is {describe_type(job)}",
                 hint='pass dicts such as {"model": "...", "output": "m.onnx"}',
             )
         told.append(msgspec.to_builtins(job) if isinstance(job, Job) else dict(job))
     outputs = folder if output_dir is None else Path(output_dir).absolute()
     _check_defaults("the defaults", defaults or {})
-    return Batch(_jobs("the list of jobs", told, dict(defaults or {}), folder, outputs), "jobs", folder, outputs)
+    return Batch(
+        _jobs("the list of jobs", told, dict(defaults or {}), folder, outputs),
+        "jobs",
+        folder,
+        outputs,
+    )
 
 
 def _content(path: Path) -> bytes:
     if path.suffix not in (".toml", ".json"):
-        raise ArgumentError(f"{path} is neither .toml nor .json", hint="a list of jobs is one of these")
+        raise ArgumentError(
+            f"{path} is neither .toml nor .json", hint="a list of jobs is one of these"
+        )
     try:
-        check_ordinary(path)
+        check_regular_file(path)
         if path.stat().st_size > _LARGEST_FILE:
             raise FormatError(f"{path} is too large for a list of jobs", hint=_WRITE)
         return path.read_bytes()
@@ -128,11 +153,16 @@ def _jobs(
         told_place = f"{place}, job {number + 1}"
         job = _converted(told_place, {**defaults, **fields})
         jobs.append(_placed(told_place, job, folder, output_dir))
-    for kind, found in (("name", [job.name for job in jobs]), ("output", [job.output for job in jobs])):
+    for kind, found in (
+        ("name", [job.name for job in jobs]),
+        ("output", [job.output for job in jobs]),
+    ):
         seen: set[str] = set()
         for value in found:
             if value in seen:
-                raise FormatError(f"{place}: two jobs have the {kind} {value}", hint=f"give each its own {kind}")
+                raise FormatError(
+                    f"{place}: two jobs have the {kind} {value}", hint=f"give each its own {kind}"
+                )
             seen.add(value)
     return tuple(jobs)
 
@@ -159,7 +189,11 @@ def _check_fields(place: str, fields: Mapping[str, Any]) -> None:
     for name in fields:
         if name not in known:
             meant = difflib.get_close_matches(str(name).replace("-", "_"), known, 1)
-            hint = f"did you mean {meant[0]}?" if meant else "the names are those of the options of export"
+            hint = (
+                f"did you mean {meant[0]}?"
+                if meant
+                else "the names are those of the options of export"
+            )
             raise FormatError(f"{place}: there is no option {str(name)[:80]!r}", hint=hint)
 
 
@@ -169,14 +203,24 @@ def _placed(place: str, job: BatchJob, folder: Path, output_dir: Path) -> BatchJ
     if not output:
         raise FormatError(f"{place} has neither a name nor an output", hint=_WRITE)
     if not job.output and Path(job.name).name != job.name:
-        raise FormatError(f"{place}: no file can have the name {job.name!r}", hint="give the job an output of its own")
+        raise FormatError(
+            f"{place}: no file can have the name {job.name!r}",
+            hint="give the job an output of its own",
+        )
     try:
         check_limits(job.timeout, job.memory)
         check_options(job)
         if not output.endswith(".onnx"):
-            raise ArgumentError(f"the output {output!r} does not end in .onnx", hint="name it, for example, model.onnx")
-        if (factory := job.model.rpartition(":")[0]).endswith(".py") and not is_file(folder / factory):
-            raise ArgumentError(f"there is no file {factory}", hint="paths start from the folder of the list")
+            raise ArgumentError(
+                f"the output {output!r} does not end in .onnx",
+                hint="name it, for example, model.onnx",
+            )
+        if (factory := job.model.rpartition(":")[0]).endswith(".py") and not is_file(
+            folder / factory
+        ):
+            raise ArgumentError(
+                f"there is no file {factory}", hint="paths start from the folder of the list"
+            )
     except (ArgumentError, FormatError) as error:
         raise FormatError(f"{place}: {error.message}", hint=error.hint) from error
     try:
@@ -187,9 +231,13 @@ def _placed(place: str, job: BatchJob, folder: Path, output_dir: Path) -> BatchJ
             if (value := getattr(job, field)) is not None
         }
         name = job.name or output.removesuffix(".onnx")
-        return msgspec.structs.replace(job, name=name, output=os.path.normpath(output_dir / output), **extras)
+        return msgspec.structs.replace(
+            job, name=name, output=os.path.normpath(output_dir / output), **extras
+        )
     except ValueError as error:
-        raise FormatError(f"{place}: a name in it is no text, or none for a file", hint=_WRITE) from error
+        raise FormatError(
+            f"{place}: a name in it is no text, or none for a file", hint=_WRITE
+        ) from error
 
 
 def check_limits(timeout: float | None, memory: int | str | None) -> None:

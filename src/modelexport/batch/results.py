@@ -12,14 +12,22 @@ import msgspec
 from modelexport.batch.jobs import BatchJob
 from modelexport.errors import FileError
 from modelexport.job import source_files
-from modelexport.tagged.files import check_ordinary
-from modelexport.tagged.staging import check_target, write_file
+from modelexport.onnx_file.atomic_write import check_output_path, write_file
+from modelexport.onnx_file.model_file import check_regular_file
 
 DONE, SKIPPED = "done", "skipped"
 FAILED, CRASHED, TIMED_OUT, OUT_OF_MEMORY = "failed", "crashed", "timed-out", "out-of-memory"
 _VERSIONS = ("modelexport", "torch", "onnx", "onnxscript", "transformers")
 _LIMITS = ("name", "timeout", "memory")
-_WRITTEN = (".onnx", ".onnx.data", "_hierarchy.json", "_report.md", "_results.jsonl", ".graphml", ".onnxdata")
+_WRITTEN = (
+    ".onnx",
+    ".onnx.data",
+    "_hierarchy.json",
+    "_report.md",
+    "_results.jsonl",
+    ".graphml",
+    ".onnxdata",
+)
 """Outputs may go into the folder of the model, but are no part of it."""
 
 
@@ -62,7 +70,9 @@ def digest_of(path: Path) -> str:
 def job_digest(job: BatchJob, folder: Path) -> str:
     """What decides an export's outputs: its options, the local files it names, and the versions that carry it out."""
     digest = hashlib.sha256()
-    told = {name: value for name, value in msgspec.structs.asdict(job).items() if name not in _LIMITS}
+    told = {
+        name: value for name, value in msgspec.structs.asdict(job).items() if name not in _LIMITS
+    }
     plain = msgspec.to_builtins([told, dict(_versions())], str_keys=True)
     digest.update(msgspec.json.encode(plain, order="deterministic"))
     for path in _local_files(job, folder):
@@ -80,7 +90,9 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 def _local_files(job: BatchJob, folder: Path) -> list[Path]:
     """The files that a job names: a model's folder or file, the file of a factory, the inputs."""
-    model = sorted(path for path in source_files(str(folder / job.model)) if not path.name.endswith(_WRITTEN))
+    model = sorted(
+        path for path in source_files(str(folder / job.model)) if not path.name.endswith(_WRITTEN)
+    )
     specs = [] if job.input_specs is None else [folder / job.input_specs]
     return [path for path in (*model, *specs) if path.is_file()]
 
@@ -107,7 +119,7 @@ class ResultsFile:
     def read(self) -> dict[str, JobResult]:
         """The last result of each job; a line that was cut short by the end of its batch is none."""
         try:
-            check_ordinary(self.path)
+            check_regular_file(self.path)
             lines = self.path.read_bytes().splitlines()
         except FileNotFoundError:
             return {}
@@ -119,8 +131,8 @@ class ResultsFile:
 
     def start(self, kept: Iterable[JobResult]) -> None:
         """Begin the file anew with these lines."""
-        check_ordinary(self.path)
-        write_file(check_target(self.path, suffix=""), b"".join(map(line, kept)))
+        check_regular_file(self.path)
+        write_file(check_output_path(self.path, suffix=""), b"".join(map(line, kept)))
 
     def add(self, result: JobResult) -> None:
         try:
@@ -128,7 +140,8 @@ class ResultsFile:
                 file.write(line(result))
         except OSError as error:
             raise FileError(
-                f"cannot write {self.path}: {error.strerror or error}", hint="choose another --output-dir"
+                f"cannot write {self.path}: {error.strerror or error}",
+                hint="choose another --output-dir",
             ) from error
 
 

@@ -14,7 +14,7 @@ from modelexport.batch.jobs import Batch, given_jobs, read_jobs
 from modelexport.batch.results import SKIPPED, JobResult, ResultsFile, is_unchanged
 from modelexport.errors import ArgumentError, FileError
 from modelexport.job import Job
-from modelexport.tagged.files import StrPath
+from modelexport.onnx_file.model_file import StrPath
 
 _MOST_WORKERS = 8
 
@@ -72,7 +72,8 @@ def run_batch(
         batch.output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(
-            f"cannot create {batch.output_dir}: {error.strerror}", hint="choose another --output-dir"
+            f"cannot create {batch.output_dir}: {error.strerror}",
+            hint="choose another --output-dir",
         ) from error
     file = ResultsFile(results)
     earlier = file.read() if resume else {}

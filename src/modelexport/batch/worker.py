@@ -26,7 +26,7 @@ _NO_MEMORY = (os.strerror(errno.ENOMEM), "bad_alloc")
 _LONGEST, _MOST_DETAILS = 2000, 50
 
 
-class Order(msgspec.Struct, frozen=True):
+class JobRequest(msgspec.Struct, frozen=True):
     """A job, and what it may take: memory in bytes, and threads."""
 
     job: BatchJob
@@ -34,7 +34,7 @@ class Order(msgspec.Struct, frozen=True):
     threads: int
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+class WorkerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a worker tells: its step, or its result."""
 
     step: str | None = None
@@ -42,24 +42,29 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main() -> None:
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=JobRequest)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         _limit(order)
-        _tell(answers, Told(result=run(order.job, lambda step: _tell(answers, Told(step=step)))))
+        _tell(
+            answers,
+            WorkerMessage(
+                result=run(order.job, lambda step: _tell(answers, WorkerMessage(step=step)))
+            ),
+        )
     finally:
         os._exit(0)  # without waiting for threads that the model's code has started
 
 
-def _limit(order: Order) -> None:
+def _limit(order: JobRequest) -> None:
     os.environ["OMP_NUM_THREADS"] = str(order.threads)
     _, highest = resource.getrlimit(resource.RLIMIT_DATA)
     limit = order.memory if highest == resource.RLIM_INFINITY else min(order.memory, highest)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, highest))
 
 
-def _tell(answers: BinaryIO, told: Told) -> None:
+def _tell(answers: BinaryIO, told: WorkerMessage) -> None:
     answers.write(msgspec.json.encode(told) + b"\n")
 
 
@@ -70,7 +75,9 @@ def run(job: BatchJob, on_step: Callable[[str], None]) -> JobResult:
         digest = job_digest(job, Path.cwd())
         Path(job.output).parent.mkdir(parents=True, exist_ok=True)
         return _done(job, perform(job, on_step), digest)
-    except BaseException as error:  # an exit or an interrupt in the model's code is as good as an error
+    except (
+        BaseException
+    ) as error:  # an exit or an interrupt in the model's code is as good as an error
         return _failed(job, error)
 
 
@@ -79,7 +86,11 @@ def _failed(job: BatchJob, error: BaseException) -> JobResult:
     if isinstance(error, ModelExportError):
         message, hint, details = error.message, error.hint, error.details
     elif not isinstance(error, Exception):
-        message, hint, details = f"{job.model} raised {type(error).__name__}", "mend the model's code", ()
+        message, hint, details = (
+            f"{job.model} raised {type(error).__name__}",
+            "mend the model's code",
+            (),
+        )
     else:
         message, hint = f"{type(error).__name__}: {_said(error)}", None
         details = tuple(traceback.format_exc(limit=-3).splitlines()) if status == FAILED else ()
@@ -137,7 +148,8 @@ def _done(job: BatchJob, done: Done, digest: str) -> JobResult:
 def _is_for_memory(error: BaseException) -> bool:
     """Whether it was memory that ran out, whoever noticed it: Python, torch or the C library."""
     return any(
-        isinstance(found, MemoryError) or any(word in _said(found) for word in _NO_MEMORY) for found in _causes(error)
+        isinstance(found, MemoryError) or any(word in _said(found) for word in _NO_MEMORY)
+        for found in _causes(error)
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import RenderableType
 
 from modelexport.analysis.analyze import Analysis, FileFacts, ModuleFacts, Totals, analyze
-from modelexport.cli.render import (
+from modelexport.cli.console import (
     check_output,
     counted,
     emit_csv,
@@ -24,8 +24,8 @@ from modelexport.cli.render import (
     waiting,
 )
 from modelexport.cli.summary import module_tree, status_text
-from modelexport.tagged.sidecar import sidecar_path
-from modelexport.wording import plural
+from modelexport.errors import plural
+from modelexport.tagged.records import sidecar_path
 
 _BAR = 6
 _LARGEST = 8
@@ -41,11 +41,17 @@ _MOST = 12
     show_default=True,
     help="summary and detailed are for people, json and csv are complete.",
 )
-@click.option("--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout.")
 @click.option(
-    "--filter-tag", metavar="TEXT", help="Only a tag and those below it, a glob, a module path, or auxiliary nodes."
+    "--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout."
 )
-def analyze_command(onnx: Path, output_format: str, output_file: Path | None, filter_tag: str | None) -> None:
+@click.option(
+    "--filter-tag",
+    metavar="TEXT",
+    help="Only a tag and those below it, a glob, a module path, or auxiliary nodes.",
+)
+def analyze_command(
+    onnx: Path, output_format: str, output_file: Path | None, filter_tag: str | None
+) -> None:
     """Show what is in ONNX: nodes, tags and weights of each module, and on what evidence.
 
     Weights are not read; a data file may be missing. A file without tags is shown as far as it goes.
@@ -102,20 +108,29 @@ def _header(result: Analysis) -> Iterator[RenderableType]:
     if result.filter is not None:
         yield line(f"only {result.filter}", 2)
     if file.tagged:
-        evidence = f" ({', '.join(f'{count:,} by {name}' for name, count in result.by_method.items())})"
+        evidence = (
+            f" ({', '.join(f'{count:,} by {name}' for name, count in result.by_method.items())})"
+        )
         told = f"{totals.tagged_nodes:,} of {plural(totals.nodes, 'node')} tagged{evidence if result.by_method else ''}"
         yield line(f"{told}, {plural(totals.tags, 'tag')}, {totals.auxiliary_nodes:,} auxiliary", 2)
         yield line(f"{plural(totals.modules, 'module')}: {status_text(result.by_status)}", 2)
     else:
         yield line(plural(totals.nodes, "node"), 2)
-    where = ", ".join(f"{data.name}{'' if data.present else ' (missing)'}" for data in file.data_files)
+    where = ", ".join(
+        f"{data.name}{'' if data.present else ' (missing)'}" for data in file.data_files
+    )
     yield line(f"{_weights(file, totals)}{f' in {where}' if where else ''}", 2)
     if file.tagged and file.parameters_from == "stored":
-        yield line("PyTorch's parameters are not recorded in this file: what is stored is counted", 2)
+        yield line(
+            "PyTorch's parameters are not recorded in this file: what is stored is counted", 2
+        )
     if result.by_operator:
         yield line(f"operators {counted(result.by_operator, _MOST)}", 2)
     if result.by_depth:
-        yield line(f"depth     {', '.join(f'{depth}: {count:,}' for depth, count in result.by_depth.items())}", 2)
+        yield line(
+            f"depth     {', '.join(f'{depth}: {count:,}' for depth, count in result.by_depth.items())}",
+            2,
+        )
 
 
 def _weights(file: FileFacts, counts: Totals | ModuleFacts) -> str:
@@ -128,7 +143,9 @@ def _weights(file: FileFacts, counts: Totals | ModuleFacts) -> str:
 def _nothing(result: Analysis) -> Iterator[RenderableType]:
     yield ""
     if not result.file.tagged:
-        yield line(f"The file has no tags, so nothing can match {result.filter!r}; export it with modelexport first.")
+        yield line(
+            f"The file has no tags, so nothing can match {result.filter!r}; export it with modelexport first."
+        )
         return
     yield line(f"Nothing matches {result.filter!r}. The nearest tags:")
     for tag in result.suggestions:
@@ -145,7 +162,9 @@ def _tree(result: Analysis) -> Iterator[RenderableType]:
         facts,
         nodes=lambda path: f"{facts[path].nodes:,}",
         share=lambda path: _bar(facts[path].nodes, result.totals.nodes),
-        parameters=lambda path: f"{facts[path].parameters:,}" if recorded and facts[path].parameters else "",
+        parameters=lambda path: (
+            f"{facts[path].parameters:,}" if recorded and facts[path].parameters else ""
+        ),
         stored=lambda path: size(facts[path].bytes) if facts[path].bytes else "",
         status=lambda path: "" if facts[path].status == "nodes" else facts[path].status,
     )
@@ -158,13 +177,19 @@ def _bar(part: int, whole: int) -> str:
 
 def _largest(result: Analysis) -> Iterator[RenderableType]:
     """The modules, shown or hidden, for which most is stored, without the modules below them."""
-    heavy = sorted((m for m in result.modules if m.own_bytes), key=lambda m: (-m.own_bytes, m.module))[:_LARGEST]
+    heavy = sorted(
+        (m for m in result.modules if m.own_bytes), key=lambda m: (-m.own_bytes, m.module)
+    )[:_LARGEST]
     if not heavy:
         return
     yield ""
     titles = {"largest modules": False, "class": False, "stored values": True, "stored": True}
     yield plain_table(
-        titles, [(m.module or "(root)", _class_name(m), f"{m.own_stored_values:,}", size(m.own_bytes)) for m in heavy]
+        titles,
+        [
+            (m.module or "(root)", _class_name(m), f"{m.own_stored_values:,}", size(m.own_bytes))
+            for m in heavy
+        ],
     )
 
 

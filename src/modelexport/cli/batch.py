@@ -18,7 +18,7 @@ from modelexport.batch.executors import EXECUTORS
 from modelexport.batch.jobs import check_limits, read_jobs
 from modelexport.batch.results import DONE, SKIPPED, JobResult
 from modelexport.batch.run import run_batch
-from modelexport.cli.render import (
+from modelexport.cli.console import (
     emit_json_line,
     line,
     listed,
@@ -29,7 +29,7 @@ from modelexport.cli.render import (
     size,
     visible,
 )
-from modelexport.wording import plural
+from modelexport.errors import plural
 
 _MOST_SHOWN = 3
 _INTERRUPTED = 130
@@ -37,17 +37,32 @@ _INTERRUPTED = 130
 
 @click.command("batch", short_help="Many exports, each in a process of its own.")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--output-dir", type=click.Path(path_type=Path), help="Where the outputs go; the file's own otherwise.")
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    help="Where the outputs go; the file's own otherwise.",
+)
 @click.option("--workers", type=int, help="Jobs at a time; by default one a core, up to 8.")
-@click.option("--timeout", type=float, help="Seconds that a job may take, where it does not say itself.")
-@click.option("--memory", help="Memory that a job may take, such as '4 GiB'; by default its share of the machine's.")
+@click.option(
+    "--timeout", type=float, help="Seconds that a job may take, where it does not say itself."
+)
+@click.option(
+    "--memory",
+    help="Memory that a job may take, such as '4 GiB'; by default its share of the machine's.",
+)
 @click.option("--resume", is_flag=True, help="Skip the jobs that are done and unchanged since.")
 @click.option(
-    "--executor", type=click.Choice(EXECUTORS), default=EXECUTORS[0], show_default=True, help="Where they run."
+    "--executor",
+    type=click.Choice(EXECUTORS),
+    default=EXECUTORS[0],
+    show_default=True,
+    help="Where they run.",
 )
 @click.option("--ray-address", help="A Ray cluster; by default a local one is started.")
 @click.option(
-    "--output-format", type=click.Choice(["text", "json"]), help="text on a terminal, else json, a line a job."
+    "--output-format",
+    type=click.Choice(["text", "json"]),
+    help="text on a terminal, else json, a line a job.",
 )
 @click.pass_context
 def batch_command(
@@ -87,7 +102,11 @@ def batch_command(
     after Ctrl-C.
     """
     check_limits(timeout, memory)
-    limits = {name: value for name, value in (("timeout", timeout), ("memory", memory)) if value is not None}
+    limits = {
+        name: value
+        for name, value in (("timeout", timeout), ("memory", memory))
+        if value is not None
+    }
     batch = read_jobs(file, output_dir, limits)
     as_json = output_format == "json" or (output_format is None and not sys.stdout.isatty())
     screen = _Screen(len(batch.jobs), as_json)
@@ -145,7 +164,9 @@ class _Screen:
         if self._as_json:
             try:
                 emit_json_line(result)
-            except OSError as error:  # whoever read it is gone; the results are in their file all the same
+            except (
+                OSError
+            ) as error:  # whoever read it is gone; the results are in their file all the same
                 note(f"no more results on stdout: {error.strerror}")
                 self._as_json = False
                 mute_stdout()
@@ -177,13 +198,23 @@ def _view(results: list[JobResult], path: Path) -> Iterator[RenderableType]:
         )
         for result in results
     ]
-    titles = {"job": False, "status": False, "strategy": False, "nodes": True, "seconds": True, "memory": True}
+    titles = {
+        "job": False,
+        "status": False,
+        "strategy": False,
+        "nodes": True,
+        "seconds": True,
+        "memory": True,
+    }
     yield plain_table(titles, rows)
     yield ""
     counts = Counter(result.status for result in results)
     done = counts.pop(DONE, 0) + counts.get(SKIPPED, 0)
     skipped = counts.pop(SKIPPED, 0)
-    told = [f"{done} of {plural(len(results), 'job')} done" + (f" ({skipped} before)" if skipped else "")]
+    told = [
+        f"{done} of {plural(len(results), 'job')} done"
+        + (f" ({skipped} before)" if skipped else "")
+    ]
     yield line(", ".join([*told, *(f"{count} {status}" for status, count in counts.items())]))
     for result in results:
         if not result.succeeded:

@@ -10,8 +10,17 @@ import msgspec
 from rich.console import RenderableType
 
 from modelexport.analysis.compare import Comparison, FileSide, ModuleChange, compare
-from modelexport.cli.render import check_output, counted, emit_json, line, listed, show, tensor, waiting
-from modelexport.wording import plural
+from modelexport.cli.console import (
+    check_output,
+    counted,
+    emit_json,
+    line,
+    listed,
+    show,
+    tensor,
+    waiting,
+)
+from modelexport.errors import plural
 
 _MOST = 8
 _MOST_MODULES = 20
@@ -20,12 +29,20 @@ _MOST_MODULES = 20
 @click.command("compare", short_help="Whether two files are the same graph, and where not.")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option("--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout.")
 @click.option(
-    "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json is complete."
+    "--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout."
+)
+@click.option(
+    "--output-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json is complete.",
 )
 @click.pass_context
-def compare_command(ctx: click.Context, a: Path, b: Path, output_file: Path | None, output_format: str) -> None:
+def compare_command(
+    ctx: click.Context, a: Path, b: Path, output_file: Path | None, output_format: str
+) -> None:
     """Compare the graphs of A and B, and say what differs, module by module.
 
     Names of tensors and the order of nodes do not matter; an attribute or a weight does. Exit code 0 if the
@@ -54,8 +71,16 @@ def _view(result: Comparison) -> Iterator[RenderableType]:
     yield line(result.verdict)
     for same, word, a, b in (
         (result.same_opset, "opset", counted(result.a.opset), counted(result.b.opset)),
-        (result.same_inputs, "inputs", *(", ".join(map(tensor, side.inputs)) for side in (result.a, result.b))),
-        (result.same_outputs, "outputs", *(", ".join(map(tensor, side.outputs)) for side in (result.a, result.b))),
+        (
+            result.same_inputs,
+            "inputs",
+            *(", ".join(map(tensor, side.inputs)) for side in (result.a, result.b)),
+        ),
+        (
+            result.same_outputs,
+            "outputs",
+            *(", ".join(map(tensor, side.outputs)) for side in (result.a, result.b)),
+        ),
     ):
         if not same:
             yield line(f"{word}: {a or 'none'}  →  {b or 'none'}", 2)
@@ -67,14 +92,18 @@ def _view(result: Comparison) -> Iterator[RenderableType]:
         yield from _module(change)
     if len(result.modules) > _MOST_MODULES:
         yield ""
-        yield line(f"… and {plural(len(result.modules) - _MOST_MODULES, 'module')} more; --output-format json has them")
+        yield line(
+            f"… and {plural(len(result.modules) - _MOST_MODULES, 'module')} more; --output-format json has them"
+        )
 
 
 def _told(side: FileSide) -> str:
-    tags = f"{side.tagged_nodes:,} tagged with {plural(side.tags, 'tag')}" if side.tagged_nodes else "no tags"
-    return (
-        f"{plural(side.nodes, 'node')}, {tags}, {plural(side.initializers, 'initializer')}, opset {counted(side.opset)}"
+    tags = (
+        f"{side.tagged_nodes:,} tagged with {plural(side.tags, 'tag')}"
+        if side.tagged_nodes
+        else "no tags"
     )
+    return f"{plural(side.nodes, 'node')}, {tags}, {plural(side.initializers, 'initializer')}, opset {counted(side.opset)}"
 
 
 def _weights(result: Comparison) -> Iterator[RenderableType]:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
+from modelexport.cli.console import line, note, plain_table, progress, show
 from modelexport.cli.extract import extracted
-from modelexport.cli.render import line, note, plain_table, progress, show
 from modelexport.cli.summary import show_summary
 from modelexport.cli.verify import verified
 from modelexport.errors import FileError
-from modelexport.pieces.extract import extract
+from modelexport.extraction.extract import extract
 from modelexport.report import ExportReport
 
 _SEED = 0
@@ -38,7 +38,13 @@ input_shape = [2, 64]
 
 
 @click.command("demo", short_help="The whole tour on a tiny BERT, offline.")
-@click.argument("folder", metavar="[DIR]", required=False, default="modelexport-demo", type=click.Path(path_type=Path))
+@click.argument(
+    "folder",
+    metavar="[DIR]",
+    required=False,
+    default="modelexport-demo",
+    type=click.Path(path_type=Path),
+)
 @click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp or usage_based.")
 def demo_command(folder: Path, strategy: str) -> None:
     """Build a tiny BERT with random weights, export it, and work with it by module. Needs no network.
@@ -50,11 +56,13 @@ def demo_command(folder: Path, strategy: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"cannot create {folder}: {error.strerror}", hint="choose another folder") from error
+        raise FileError(
+            f"cannot create {folder}: {error.strerror}", hint="choose another folder"
+        ) from error
     with progress(verbose=False) as on_step:
         on_step("load torch and transformers")
         from modelexport.pipeline import export_model
-        from modelexport.source.inputs import Wanted, example_inputs
+        from modelexport.source.example_inputs import InputRequest, make_example_inputs
         from modelexport.source.load import load_source
 
         on_step("build the model")
@@ -62,7 +70,7 @@ def demo_command(folder: Path, strategy: str) -> None:
         _save_model(model_folder)
         (folder / "jobs.toml").write_text(JOBS)
         source = load_source(str(model_folder))
-        example = example_inputs(source, Wanted(), _SEED)
+        example = make_example_inputs(source, InputRequest(), _SEED)
         report = export_model(
             source.model,
             example.inputs,
@@ -79,12 +87,18 @@ def demo_command(folder: Path, strategy: str) -> None:
         piece = extract(report.onnx_path, layer, folder / "layer.onnx").record
         parity = None
         if importlib.util.find_spec("onnxruntime") is not None:
-            from modelexport.parity.verify import verify
+            from modelexport.verification.verify import verify
 
             parity = verify(source.model, example.inputs, report.onnx_path, on_step=on_step)
     show_summary(report)
     _show_tags(report)
-    show(["", line("One layer cut out, a model that runs by itself:"), *extracted(folder / "layer.onnx", piece)])
+    show(
+        [
+            "",
+            line("One layer cut out, a model that runs by itself:"),
+            *extracted(folder / "layer.onnx", piece),
+        ]
+    )
     if parity is None:
         note("note: with onnxruntime installed, the demo also checks every module against PyTorch")
     else:
@@ -95,14 +109,16 @@ def demo_command(folder: Path, strategy: str) -> None:
 def _layer(report: ExportReport) -> str:
     """The first module of a list that has nodes."""
     modules = report.hierarchy.modules
-    return next(path for path in modules if path.rpartition(".")[2].isdecimal() and modules[path].nodes)
+    return next(
+        path for path in modules if path.rpartition(".")[2].isdecimal() and modules[path].nodes
+    )
 
 
 def _save_model(folder: Path) -> None:
     """The bundled configuration and vocabulary as a Hugging Face folder with seeded random weights."""
     import torch
 
-    from modelexport.source.hub import import_transformers
+    from modelexport.source.huggingface import import_transformers
 
     transformers = import_transformers()
     with as_file(files("modelexport.cli") / "demo_model") as bundled:
@@ -115,8 +131,13 @@ def _save_model(folder: Path) -> None:
 
 
 def _show_tags(report: ExportReport) -> None:
-    counts = Counter(record.tag for record in report.hierarchy.nodes.values() if record.tag is not None)
-    rows = [(str(count), tag) for tag, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    counts = Counter(
+        record.tag for record in report.hierarchy.nodes.values() if record.tag is not None
+    )
+    rows = [
+        (str(count), tag)
+        for tag, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ]
     show(["", plain_table({"nodes": True, "tag": False}, rows)])
 
 

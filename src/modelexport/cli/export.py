@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from modelexport.cli.console import note, progress
 from modelexport.cli.graphml import parameters_option
-from modelexport.cli.inputs import input_options
-from modelexport.cli.render import note, progress
+from modelexport.cli.source_options import input_options
 from modelexport.cli.summary import show_summary
 from modelexport.job import Job, perform
 
@@ -22,11 +22,18 @@ class _Axes(click.ParamType[tuple[str, dict[int, str]]]):
     ) -> tuple[str, dict[int, str]]:
         name, _, axes = str(value).partition("=")
         try:
-            found = {int(axis): label.strip() for axis, label in (part.split(":") for part in axes.split(","))}
+            found = {
+                int(axis): label.strip()
+                for axis, label in (part.split(":") for part in axes.split(","))
+            }
         except ValueError:
-            self.fail(f"{value!r} names no axes; write it as input_ids=0:batch,1:sequence", param, ctx)
+            self.fail(
+                f"{value!r} names no axes; write it as input_ids=0:batch,1:sequence", param, ctx
+            )
         if not name or not all(label.isidentifier() for label in found.values()):
-            self.fail(f"{value!r} names no axes; write it as input_ids=0:batch,1:sequence", param, ctx)
+            self.fail(
+                f"{value!r} names no axes; write it as input_ids=0:batch,1:sequence", param, ctx
+            )
         return name, found
 
 
@@ -40,31 +47,72 @@ def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, s
 @click.command("export", short_help="Export a model with its map.")
 @click.argument("model")
 @click.argument("output", type=click.Path())
-@click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp, usage_based, or a plugin's.")
-@click.option("--exporter", type=click.Choice(["dynamo", "torchscript"]), help="Override the strategy's exporter.")
-@click.option("--no-fallback", is_flag=True, help="With auto: try only dynamo, and fail where it fails.")
+@click.option(
+    "--strategy",
+    default="auto",
+    show_default=True,
+    help="auto, fx, htp, usage_based, or a plugin's.",
+)
+@click.option(
+    "--exporter",
+    type=click.Choice(["dynamo", "torchscript"]),
+    help="Override the strategy's exporter.",
+)
+@click.option(
+    "--no-fallback", is_flag=True, help="With auto: try only dynamo, and fail where it fails."
+)
 @click.option("--dynamic", is_flag=True, help="Make batch and sequence-like axes symbolic.")
-@click.option("--dynamic-axes", type=_Axes(), multiple=True, help="Name symbolic axes by hand; repeatable.")
+@click.option(
+    "--dynamic-axes", type=_Axes(), multiple=True, help="Name symbolic axes by hand; repeatable."
+)
 @click.option("--opset-version", type=int, help="ONNX opset; the exporter's default if left out.")
 @input_options
-@click.option("--torch-nn", metavar="NAMES", help="torch.nn classes to show in tags: a comma list, all or none.")
-@click.option("--include", metavar="GLOBS", help="Show modules whose class or path matches (comma list).")
-@click.option("--exclude", metavar="GLOBS", help="Hide modules whose class or path matches (comma list).")
+@click.option(
+    "--torch-nn",
+    metavar="NAMES",
+    help="torch.nn classes to show in tags: a comma list, all or none.",
+)
+@click.option(
+    "--include", metavar="GLOBS", help="Show modules whose class or path matches (comma list)."
+)
+@click.option(
+    "--exclude", metavar="GLOBS", help="Hide modules whose class or path matches (comma list)."
+)
 @click.option("--max-depth", type=int, help="Greatest number of segments in a tag.")
 @click.option("--no-optimize", is_flag=True, help="Turn the exporter's own optimisation off.")
-@click.option("--external-data/--no-external-data", default=None, help="Weights beside the file, or inside it.")
 @click.option(
-    "--clean", "--no-hierarchy-attrs", "clean", is_flag=True, help="Write the baseline's bytes and only the sidecar."
+    "--external-data/--no-external-data",
+    default=None,
+    help="Weights beside the file, or inside it.",
 )
-@click.option("--scrub", is_flag=True, help="Leave out torch's own metadata: stack traces, paths, source lines.")
-@click.option("--with-graphml", is_flag=True, help="Also write a GraphML for yEd, <stem>_hierarchical_graph.graphml.")
+@click.option(
+    "--clean",
+    "--no-hierarchy-attrs",
+    "clean",
+    is_flag=True,
+    help="Write the baseline's bytes and only the sidecar.",
+)
+@click.option(
+    "--scrub",
+    is_flag=True,
+    help="Leave out torch's own metadata: stack traces, paths, source lines.",
+)
+@click.option(
+    "--with-graphml",
+    is_flag=True,
+    help="Also write a GraphML for yEd, <stem>_hierarchical_graph.graphml.",
+)
 @click.option("--graphml-output", type=click.Path(), help="The same, to this file.")
 @parameters_option
 @click.option("--with-report", is_flag=True, help="Also write OUTPUT's report, <stem>_report.md.")
-@click.option("--jit-graph", type=click.Path(), help="Also write the TorchScript graph to this file.")
+@click.option(
+    "--jit-graph", type=click.Path(), help="Also write the TorchScript graph to this file."
+)
 @click.option("--fx-graph", type=click.Path(), help="Also write the FX program to this file.")
 @click.option("--temp-dir", type=click.Path(), help="Folder for temporary files.")
-@click.option("-v", "--verbose", is_flag=True, help="Show what torch prints, and the time of each step.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show what torch prints, and the time of each step."
+)
 def export_command(
     model: str,
     output: str,

@@ -9,14 +9,14 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from modelexport.cli.render import line, note, show, size, visible, waiting
+from modelexport.cli.console import line, note, show, size, visible, waiting
+from modelexport.errors import plural
 from modelexport.graphml.check import ImportCheck, check_import
 from modelexport.graphml.dialect import MODES, graphml_path
 from modelexport.graphml.rebuild import import_onnx
 from modelexport.graphml.write import GraphmlFiles, export_graphml
-from modelexport.tagged.sidecar import sidecar_path
-from modelexport.tagged.staging import check_target
-from modelexport.wording import plural
+from modelexport.onnx_file.atomic_write import check_output_path
+from modelexport.tagged.records import sidecar_path
 
 _MOST = 12
 
@@ -45,7 +45,7 @@ def export_graphml_command(onnx: Path, out: Path | None, graphml_parameters: str
       modelexport export-graphml bert.onnx bert.graphml --graphml-parameters embedded
     """
     target = graphml_path(onnx) if out is None else out
-    check_target(target, suffix=".graphml")
+    check_output_path(target, suffix=".graphml")
     with waiting(f"write {target.name}") as tell:
         files = export_graphml(onnx, target, parameters=graphml_parameters, on_progress=tell)
     show(written(files))
@@ -81,7 +81,7 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
     With --validate the exit code is 1 if ONNX's checker complains, if the graph is not the one that was
     recorded, or if ONNX Runtime refuses it.
     """
-    check_target(out)
+    check_output_path(out)
     with waiting(f"read {graphml.name}") as tell:
         imported = import_onnx(graphml, out, on_progress=tell)
     show([line(f"{out}: {plural(imported.nodes, 'node')}")])
@@ -100,5 +100,8 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
 
 def _checked(checked: ImportCheck) -> Iterator[RenderableType]:
     yield line(f"checker: {' '.join((checked.checker or 'no complaint').split())}", 2)
-    yield line(f"topology: {'as recorded' if checked.same_topology else 'not the one that was recorded'}", 2)
+    yield line(
+        f"topology: {'as recorded' if checked.same_topology else 'not the one that was recorded'}",
+        2,
+    )
     yield line(f"ONNX Runtime: {checked.runtime or 'not installed'}", 2)

@@ -36,7 +36,7 @@ class _Commands(click.Group):
         except OSError as error:
             place = f"{error.filename}: " if error.filename else "cannot write the output: "
             click.echo(f"Error: {place}{error.strerror or error}", err=True)
-            from modelexport.cli.render import mute_stdout
+            from modelexport.cli.console import mute_stdout
 
             mute_stdout()
             sys.exit(2)
@@ -55,7 +55,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ModelExportError as error:
-            from modelexport.cli.render import visible
+            from modelexport.cli.console import visible
 
             click.echo(f"Error: {visible(error.headline)}", err=True)
             for line in error.details:

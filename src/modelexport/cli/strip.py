@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from modelexport.cli.render import listed, note
-from modelexport.tagged.strip import write_stripped
+from modelexport.cli.console import listed, note
+from modelexport.tagged.strip import strip_file
 
 
 @click.command("strip", short_help="The baseline's bytes back.")
@@ -18,5 +18,5 @@ def strip_command(onnx: Path, out: Path) -> None:
 
     Where the weights are in a data file and OUT is in another folder, the data file is copied along.
     """
-    written, data = write_stripped(onnx, out)
+    written, data = strip_file(onnx, out)
     note(f"wrote {written}{f', weights in {listed(data)}' if data else ''}")

@@ -12,8 +12,8 @@ from rich.console import RenderableType
 from modelexport.analysis.findings import Finding, Severity
 from modelexport.analysis.repair import Repair
 from modelexport.analysis.validate import Validation, validate
-from modelexport.cli.render import emit_json, line, show, waiting
-from modelexport.wording import plural
+from modelexport.cli.console import emit_json, line, show, waiting
+from modelexport.errors import plural
 
 _MOST = 10
 
@@ -21,14 +21,26 @@ _MOST = 10
 @click.command("validate", short_help="Whether a file is what it should be; repair.")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.option(
-    "--check-consistency", is_flag=True, help="Also check nodes, metadata, sidecar and graph against each other."
+    "--check-consistency",
+    is_flag=True,
+    help="Also check nodes, metadata, sidecar and graph against each other.",
 )
-@click.option("--repair", is_flag=True, help="First mend what is recorded elsewhere; keeps a backup, never guesses.")
 @click.option(
-    "--output-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json is complete."
+    "--repair",
+    is_flag=True,
+    help="First mend what is recorded elsewhere; keeps a backup, never guesses.",
+)
+@click.option(
+    "--output-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json is complete.",
 )
 @click.pass_context
-def validate_command(ctx: click.Context, onnx: Path, check_consistency: bool, repair: bool, output_format: str) -> None:
+def validate_command(
+    ctx: click.Context, onnx: Path, check_consistency: bool, repair: bool, output_format: str
+) -> None:
     """Check ONNX: compliance by ONNX's own full check, the form of the tags, and on request that everything agrees.
 
     Exit code 0 if nothing is wrong, 1 if there are errors, 2 if the file cannot be read. --repair implies

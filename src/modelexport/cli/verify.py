@@ -10,27 +10,54 @@ import click
 import msgspec
 from rich.console import RenderableType
 
-from modelexport.cli.inputs import input_options, recalled
-from modelexport.cli.render import check_output, emit_csv, emit_json, line, listed, note, progress, show
+from modelexport.cli.console import (
+    check_output,
+    emit_csv,
+    emit_json,
+    line,
+    listed,
+    note,
+    progress,
+    show,
+)
+from modelexport.cli.source_options import input_options, merge_source_options
 from modelexport.cli.summary import module_tree
+from modelexport.errors import plural
 from modelexport.job import source_files
-from modelexport.parity.measure import Tolerance, checked_tolerance
-from modelexport.parity.records import FAILED, Blame, ModuleParity, Outcome, Verification
 from modelexport.tagged.model import load
-from modelexport.tagged.sidecar import SourceOptions
-from modelexport.wording import plural
+from modelexport.tagged.records import SourceOptions
+from modelexport.verification.records import (
+    FAILED,
+    Blame,
+    ModuleParity,
+    Outcome,
+    Tolerance,
+    Verification,
+    make_tolerance,
+)
 
 _MOST = 8
 _SEED = 0
-_WORDS = {"agrees": "agree", "differs": "differ", "shape": "of another shape", "dtype": "of another type"}
+_WORDS = {
+    "agrees": "agree",
+    "differs": "differ",
+    "shape": "of another shape",
+    "dtype": "of another type",
+}
 
 
 @click.command("verify", short_help="Every module against PyTorch.")
 @click.argument("model")
 @click.argument("onnx", type=click.Path(path_type=Path))
-@click.option("--atol", type=float, default=Tolerance().atol, show_default=True, help="Absolute tolerance.")
-@click.option("--rtol", type=float, default=Tolerance().rtol, show_default=True, help="Relative tolerance.")
-@click.option("--module", metavar="TEXT", help="Only a tag and those below it, a glob, or a module path.")
+@click.option(
+    "--atol", type=float, default=Tolerance().atol, show_default=True, help="Absolute tolerance."
+)
+@click.option(
+    "--rtol", type=float, default=Tolerance().rtol, show_default=True, help="Relative tolerance."
+)
+@click.option(
+    "--module", metavar="TEXT", help="Only a tag and those below it, a glob, or a module path."
+)
 @click.option(
     "--output-format",
     type=click.Choice(["text", "json", "csv"]),
@@ -38,7 +65,9 @@ _WORDS = {"agrees": "agree", "differs": "differ", "shape": "of another shape", "
     show_default=True,
     help="text is for people, json and csv are complete.",
 )
-@click.option("--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout.")
+@click.option(
+    "--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout."
+)
 @click.option(
     "--random-inputs",
     type=click.IntRange(min=0),
@@ -46,7 +75,13 @@ _WORDS = {"agrees": "agree", "differs": "differ", "shape": "of another shape", "
     metavar="N",
     help="Run on N sets of random inputs besides: names, dtypes, shapes and ranges are those of the example inputs.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of --random-inputs.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of --random-inputs.",
+)
 @functools.partial(input_options, several_texts=True)
 @click.pass_context
 def verify_command(
@@ -94,7 +129,7 @@ def verify_command(
     Exit code 0 if all that is compared agrees, 1 if a module differs beyond tolerance or nothing could be compared.
     """
     check_output(output_file, onnx, *source_files(model))
-    checked_tolerance(atol, rtol)
+    make_tolerance(atol, rtol)
     with progress(verbose=False) as on_step:
         on_step(f"read {onnx.name}")
         given = SourceOptions(
@@ -108,19 +143,24 @@ def verify_command(
         )
         recorded = load(onnx).records
         export = None if recorded is None else recorded.export
-        options = recalled(given, None if export is None else export.source_options)
+        options = merge_source_options(given, None if export is None else export.source_options)
         on_step("load torch and the model")
-        from modelexport.parity.verify import verify
-        from modelexport.source.inputs import Wanted, example_inputs
-        from modelexport.source.prepare import blaming, open_source
+        from modelexport.source.dynamic_axes import as_input_error, open_source
+        from modelexport.source.example_inputs import InputRequest, make_example_inputs
+        from modelexport.verification.verify import verify
 
         made_with = _SEED if export is None or export.seed is None else export.seed
-        with blaming(user_chose_inputs=True):
+        with as_input_error(user_chose_inputs=True):
             source = open_source(model, options, trust_remote_code, made_with)
             on_step("make example inputs")
             specs = None if options.input_specs is None else Path(options.input_specs)
             texts = (options.input_text, *input_texts[1:])
-            examples = [example_inputs(source, Wanted(specs, one, options.input_shapes), made_with) for one in texts]
+            examples = [
+                make_example_inputs(
+                    source, InputRequest(specs, one, options.input_shapes), made_with
+                )
+                for one in texts
+            ]
             result = verify(
                 source.model,
                 examples[0].inputs,
@@ -140,7 +180,9 @@ def verify_command(
     elif output_format == "csv":
         emit_csv(_COLUMNS, _lines(result), output_file)
     else:
-        drawn = f", and {plural(random_inputs, 'random set')} with seed {seed}" if random_inputs else ""
+        drawn = (
+            f", and {plural(random_inputs, 'random set')} with seed {seed}" if random_inputs else ""
+        )
         show(_view(result, source.name, f"{examples[0].rung}{drawn}"), output_file)
     ctx.exit(0 if result.agrees else 1)
 
@@ -167,7 +209,9 @@ def _view(result: Verification, source: str, inputs_from: str) -> Iterator[Rende
             **{
                 "max abs": lambda path: _number(rows[path].worst.max_abs),
                 "max rel": lambda path: _number(rows[path].worst.max_rel),
-                "cosine": lambda path: "" if rows[path].worst.cosine is None else f"{rows[path].worst.cosine:.4f}",
+                "cosine": lambda path: (
+                    "" if rows[path].worst.cosine is None else f"{rows[path].worst.cosine:.4f}"
+                ),
                 "outcome": lambda path: _outcome(rows[path].worst),
             },
         )
@@ -191,7 +235,9 @@ def verified(result: Verification, source: str) -> Iterator[RenderableType]:
     failed = [found for found in result.modules if found.outcome in FAILED]
     if result.modules_compared:
         told = "agrees within" if result.agrees else "differs beyond"
-        yield line(f"{result.file} against {source}: {told} atol {result.atol:g}, rtol {result.rtol:g}")
+        yield line(
+            f"{result.file} against {source}: {told} atol {result.atol:g}, rtol {result.rtol:g}"
+        )
     else:
         yield line(f"{result.file} against {source}: nothing could be compared")
     partly = f", {len(result.partly_compared):,} of them in part" if result.partly_compared else ""
@@ -205,12 +251,16 @@ def verified(result: Verification, source: str) -> Iterator[RenderableType]:
 
 
 def _counts(result: Verification) -> str:
-    return ", ".join(f"{count:,} {_WORDS.get(name, name)}" for name, count in result.outcomes.items())
+    return ", ".join(
+        f"{count:,} {_WORDS.get(name, name)}" for name, count in result.outcomes.items()
+    )
 
 
 def _causes(result: Verification, failed: list[ModuleParity]) -> Iterator[RenderableType]:
     if not result.causes:
-        yield line("none of these causes it: given PyTorch's inputs, each agrees or could not be run", 2)
+        yield line(
+            "none of these causes it: given PyTorch's inputs, each agrees or could not be run", 2
+        )
         return
     worst = {found.module: found for found in failed if found.blame == Blame.HERE}
     yield line(f"caused by {plural(len(result.causes), 'module')}, the worst first:", 2)
@@ -225,7 +275,11 @@ def _causes(result: Verification, failed: list[ModuleParity]) -> Iterator[Render
 
 def _told(found: ModuleParity) -> str:
     call = "" if found.call is None else f", call {found.call}"
-    size = found.note or "" if found.max_abs is None else f"{found.max_abs:.1e}, relative {found.max_rel:.1e}"
+    size = (
+        found.note or ""
+        if found.max_abs is None
+        else f"{found.max_abs:.1e}, relative {found.max_rel:.1e}"
+    )
     kind = found.class_.rpartition(".")[2]
     return f"{found.module or '(root)'}{call} ({kind}): {size}{f', {found.blame}' if found.blame else ''}"
 
@@ -236,7 +290,9 @@ def _rows(modules: Iterable[ModuleParity]) -> dict[str, _Row]:
         before = rows.get(found.module)
         if before is None or _badness(found) > _badness(before.worst):
             status = f"{_outcome(found)} {_number(found.max_abs)} {_number(found.max_rel)}"
-            rows[found.module] = _Row(found.tag, found.class_, status, 0, found.execution_order, found)
+            rows[found.module] = _Row(
+                found.tag, found.class_, status, 0, found.execution_order, found
+            )
     return rows
 
 
@@ -250,9 +306,17 @@ def _number(value: float | None) -> str:
 
 def _outcome(found: ModuleParity) -> str:
     if found.blame is not None:
-        return str(found.blame) if found.outcome == Outcome.DIFFERS else f"{found.outcome}, {found.blame}"
+        return (
+            str(found.blame)
+            if found.outcome == Outcome.DIFFERS
+            else f"{found.outcome}, {found.blame}"
+        )
     if found.outcome == Outcome.AGREES:
-        return "" if len(found.tensors) == found.results else f"{len(found.tensors)} of {found.results} results"
+        return (
+            ""
+            if len(found.tensors) == found.results
+            else f"{len(found.tensors)} of {found.results} results"
+        )
     return str(found.outcome)
 
 

@@ -1,1 +1,1 @@
-"""A model as a pair of files for graph editors, GraphML and raw weights, and back without loss."""
+"""Write a model as GraphML for yEd, and read it back."""

@@ -12,15 +12,14 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from modelexport.errors import FormatError
-from modelexport.graph import StoredNodes, nested_graphs
+from modelexport.graph.flat import StoredNodes, nested_graphs
 from modelexport.graphml.dialect import INITIALIZER, SPARSE, WRITE_AGAIN
 from modelexport.graphml.parts import Checked, End, Part, Parts, check_part
 from modelexport.graphml.read import exact_bytes
 from modelexport.graphml.tensors import EXTERNAL, Piece, Values, chunks, joined, tensors_in
 from modelexport.graphml.wiring import function_scope
-from modelexport.tagged import wire
-from modelexport.tagged.files import external_location
-from modelexport.tagged.weights import declared_place
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.model_file import declared_span, external_location
 
 _GRAPH = 7
 _NODE, _INITIALIZER, _SPARSE = 1, 5, 15
@@ -49,7 +48,9 @@ class Assembly:
             frame = onnx.ModelProto.FromString(self.frame)
         except DecodeError as error:
             raise FormatError(f"the model in {parts.path} is damaged", hint=WRITE_AGAIN) from error
-        self._functions = {function_scope(place): function for place, function in enumerate(frame.functions)}
+        self._functions = {
+            function_scope(place): function for place, function in enumerate(frame.functions)
+        }
         self._nested: dict[int, dict[int, list[int | End]]] = {}
         self._in_functions: dict[str, list[int]] = {}
         main = self._sort_by_graph()
@@ -57,10 +58,15 @@ class Assembly:
         self.nodes = [messages[order] for order in main]
         if self._functions:
             for key, orders in self._in_functions.items():
-                self._functions[key].node.extend(onnx.NodeProto.FromString(messages[order]) for order in orders)
+                self._functions[key].node.extend(
+                    onnx.NodeProto.FromString(messages[order]) for order in orders
+                )
             self.frame = frame.SerializeToString()
         self.initializers = [self._weight(end) for end in self._main(INITIALIZER)]
-        self.sparse = [self.in_memory(parts.weights[end], onnx.SparseTensorProto()) for end in self._main(SPARSE)]
+        self.sparse = [
+            self.in_memory(parts.weights[end], onnx.SparseTensorProto())
+            for end in self._main(SPARSE)
+        ]
 
     def _main(self, kind: str) -> list[End]:
         return sorted(end for end in self.parts.weights if end.kind == kind and not end.scope)
@@ -108,7 +114,9 @@ class Assembly:
             messages[order] = node.SerializeToString()
         return messages
 
-    def _fill(self, graph: onnx.GraphProto, members: Iterable[int | End], messages: dict[int, bytes]) -> None:
+    def _fill(
+        self, graph: onnx.GraphProto, members: Iterable[int | End], messages: dict[int, bytes]
+    ) -> None:
         for member in members:
             if isinstance(member, int):
                 if member not in messages:  # it says that it lies in one that comes after it
@@ -118,12 +126,16 @@ class Assembly:
                     )
                 graph.node.add().ParseFromString(messages[member])
             elif member.kind == INITIALIZER:
-                graph.initializer.add().ParseFromString(self.in_memory(self.parts.weights[member], TensorProto()))
+                graph.initializer.add().ParseFromString(
+                    self.in_memory(self.parts.weights[member], TensorProto())
+                )
             else:
                 sparse = self.in_memory(self.parts.weights[member], onnx.SparseTensorProto())
                 graph.sparse_initializer.add().ParseFromString(sparse)
 
-    def in_memory(self, part: Part, message: onnx.NodeProto | TensorProto | onnx.SparseTensorProto) -> bytes:
+    def in_memory(
+        self, part: Part, message: onnx.NodeProto | TensorProto | onnx.SparseTensorProto
+    ) -> bytes:
         """A part with all its values."""
         if not part.stored:
             return part.message
@@ -152,18 +164,23 @@ class Assembly:
             found.setdefault(at, {})[field] = values
         return found
 
-    def _note_external(self, tensor: TensorProto, values: dict[str, Values], part: Part) -> dict[str, Values]:
+    def _note_external(
+        self, tensor: TensorProto, values: dict[str, Values], part: Part
+    ) -> dict[str, Values]:
         """The values that are part of the tensor itself; what lies in a data file of the model is noted."""
         inside = dict(values)
         outside = inside.pop(EXTERNAL, None)
         if outside is not None:
             location = external_location(tensor)
             if location is None:
-                raise FormatError(f"nothing says where the values of {part.place} go", hint="write it again")
-            offset, length = declared_place(tensor, location)
+                raise FormatError(
+                    f"nothing says where the values of {part.place} go", hint="write it again"
+                )
+            offset, length = declared_span(tensor, location)
             if length is not None and length != len(outside):
                 raise FormatError(
-                    f"the values of {part.place} are not as long as they should be", hint="write it again"
+                    f"the values of {part.place} are not as long as they should be",
+                    hint="write it again",
                 )
             assert isinstance(outside, Checked)
             self.external.append(ExternalValues(str(PurePosixPath(location)), offset, outside))
@@ -176,9 +193,13 @@ class Assembly:
     def model(self, *, with_nodes: bool) -> onnx.ModelProto:
         """The model without the values of its weights; with the nodes of its main graph if asked for."""
         nodes = self.nodes if with_nodes else []
-        heads: list[list[Piece]] = [[self.parts.weights[end].message] for end in self._main(INITIALIZER)]
+        heads: list[list[Piece]] = [
+            [self.parts.weights[end].message] for end in self._main(INITIALIZER)
+        ]
         proto = onnx.ModelProto()
-        proto.ParseFromString(b"".join(in_bytes(_with_graph(self.frame, nodes, heads, self.sparse))))
+        proto.ParseFromString(
+            b"".join(in_bytes(_with_graph(self.frame, nodes, heads, self.sparse)))
+        )
         return proto
 
     def replace(self, model: onnx.ModelProto) -> None:
@@ -192,11 +213,16 @@ class Assembly:
 
     def stored_nodes(self) -> StoredNodes:
         """The nodes of the main graph, one by one."""
-        return StoredNodes(len(self.nodes), lambda place: onnx.NodeProto.FromString(self.nodes[place]))
+        return StoredNodes(
+            len(self.nodes), lambda place: onnx.NodeProto.FromString(self.nodes[place])
+        )
 
 
 def _with_graph(
-    frame: bytes, nodes: Iterable[bytes], initializers: Iterable[Sequence[Piece]], sparse: Iterable[bytes]
+    frame: bytes,
+    nodes: Iterable[bytes],
+    initializers: Iterable[Sequence[Piece]],
+    sparse: Iterable[bytes],
 ) -> list[Piece]:
     """The frame with the main graph's nodes and weights, each where a protobuf library writes it."""
     pieces: list[Piece] = []
@@ -207,7 +233,14 @@ def _with_graph(
         if field.number == _GRAPH:
             inner = frame[field.body : field.end]
             first, second = wire.place_of(inner, _INITIALIZER), wire.place_of(inner, _SPARSE)
-            parts = [*operators, inner[:first], *weights, inner[first:second], *further, inner[second:]]
+            parts = [
+                *operators,
+                inner[:first],
+                *weights,
+                inner[first:second],
+                *further,
+                inner[second:],
+            ]
             pieces += _delimited(_GRAPH, parts)
             operators, weights, further = [], [], []
         else:

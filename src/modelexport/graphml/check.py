@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import math
 import threading
@@ -15,10 +14,10 @@ import onnx
 
 from modelexport.analysis.checker import complaint
 from modelexport.errors import first_line
-from modelexport.graph import flatten
+from modelexport.graph.flat import flatten
 from modelexport.graphml.rebuild import Imported
 from modelexport.graphml.wiring import structure_digest
-from modelexport.tagged.files import mapped, parse
+from modelexport.onnx_file.model_file import open_mapped, parse_model
 
 _MOST_BYTES = 256 << 20
 _LONGEST_RUN = 60.0
@@ -45,8 +44,8 @@ class ImportCheck(msgspec.Struct, frozen=True):
 
 def check_import(imported: Imported) -> ImportCheck:
     """Check a model that was just imported."""
-    with mapped(imported.onnx) as data:
-        same = structure_digest(flatten(parse(data, imported.onnx))) == imported.topology
+    with open_mapped(imported.onnx) as data:
+        same = structure_digest(flatten(parse_model(data, imported.onnx))) == imported.topology
     if importlib.util.find_spec("onnxruntime") is None:
         return ImportCheck(complaint(imported.onnx), same, None, loads=False, runs=False)
     loads, runs, told = _run(imported.onnx)
@@ -65,7 +64,11 @@ def _run(path: Path) -> tuple[bool, bool, str]:
     try:
         feeds = {value.name: _zeros(value) for value in session.get_inputs()}
         if any(value is None for value in feeds.values()):
-            return True, False, "loaded the model, did not run it: inputs that are no plain tensors, or huge"
+            return (
+                True,
+                False,
+                "loaded the model, did not run it: inputs that are no plain tensors, or huge",
+            )
         limited = runtime.RunOptions()
         timer = threading.Timer(_LONGEST_RUN, setattr, (limited, "terminate", True))
         timer.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from modelexport.errors import FormatError
-from modelexport.graph import flatten
+from modelexport.graph.flat import flatten
 from modelexport.graphml.assembly import BODY_SCOPE, Assembly
 from modelexport.graphml.parts import End, Parts
 from modelexport.graphml.views import plain
@@ -24,14 +24,21 @@ class Comparison:
         self.graph = flatten(model, assembly.stored_nodes())
         self.wiring = Wiring(self.graph, model)
         first = len(self.graph.nodes)
-        known = {End(t.kind, t.scope, t.position): element for element, t in enumerate(self.wiring.terminals, first)}
-        self.elements: dict[int, int] = {number: assembly.rank[order] for number, order in self.parts.orders.items()}
+        known = {
+            End(t.kind, t.scope, t.position): element
+            for element, t in enumerate(self.wiring.terminals, first)
+        }
+        self.elements: dict[int, int] = {
+            number: assembly.rank[order] for number, order in self.parts.orders.items()
+        }
         places = _weight_ranks(self.parts)
         for number, end in self.parts.ends.items():
             position = places.get(end, end.position)
             element = known.get(End(end.kind, self.scope(end.scope), position))
             if element is None:
-                raise FormatError(f"{self.parts.places.get(number, end.kind)} belongs to no graph of the model")
+                raise FormatError(
+                    f"{self.parts.places.get(number, end.kind)} belongs to no graph of the model"
+                )
             self.elements[number] = element
 
     def scope(self, told: str) -> str:
@@ -48,7 +55,9 @@ class Comparison:
             return False
         if len(parts.weights) != parts.parameters.weights:
             return False
-        if len(parts.orders) + len(parts.ends) != len(self.graph.nodes) + len(self.wiring.terminals):
+        if len(parts.orders) + len(parts.ends) != len(self.graph.nodes) + len(
+            self.wiring.terminals
+        ):
             return False
         for number, element in self.elements.items():
             if element >= len(self.graph.nodes):
@@ -69,7 +78,9 @@ class Comparison:
         if not notes:
             return False
         ends = list(zip(edges.sources, edges.targets, strict=True))
-        outwards = {source for source, target in ends if source in notes and target in self.elements}
+        outwards = {
+            source for source, target in ends if source in notes and target in self.elements
+        }
         return any(target in outwards and source in self.elements for source, target in ends)
 
     def _expected(self) -> np.ndarray:
@@ -80,12 +91,21 @@ class Comparison:
         edges = self.parts.edges
         lookup = np.full(len(edges.numbers) + 1, _NOTHING, np.int64)
         lookup[np.fromiter(self.elements, np.int64)] = np.fromiter(self.elements.values(), np.int64)
-        ends = [lookup[np.frombuffer(column, np.int64)] for column in (edges.sources, edges.targets)]
-        rows = [ends[0], np.frombuffer(edges.outputs, np.int64), ends[1], np.frombuffer(edges.slots, np.int64)]
+        ends = [
+            lookup[np.frombuffer(column, np.int64)] for column in (edges.sources, edges.targets)
+        ]
+        rows = [
+            ends[0],
+            np.frombuffer(edges.outputs, np.int64),
+            ends[1],
+            np.frombuffer(edges.slots, np.int64),
+        ]
         table = np.stack(rows, axis=1)
         if self.parts.notes:
             lookup[np.fromiter(self.parts.notes, np.int64)] = _NOTE
-            drawn = [lookup[np.frombuffer(column, np.int64)] for column in (edges.sources, edges.targets)]
+            drawn = [
+                lookup[np.frombuffer(column, np.int64)] for column in (edges.sources, edges.targets)
+            ]
             table = table[(drawn[0] != _NOTE) & (drawn[1] != _NOTE)]
         return _sorted(table)
 

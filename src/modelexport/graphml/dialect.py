@@ -44,7 +44,13 @@ ON_NODES = {
     "topology": _STRING,
     "operators": _INT,
 }
-ON_EDGES = {"tensor": _STRING, "type": _STRING, "shape": _STRING, "source_output": _INT, "target_input": _INT}
+ON_EDGES = {
+    "tensor": _STRING,
+    "type": _STRING,
+    "shape": _STRING,
+    "source_output": _INT,
+    "target_input": _INT,
+}
 
 WRITE_AGAIN = "write it again with export-graphml"
 """What to do about a file that is damaged."""

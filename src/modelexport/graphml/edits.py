@@ -12,10 +12,10 @@ from typing import Any
 import onnx
 
 from modelexport.errors import FormatError
-from modelexport.graph import flatten, function_key, nested_graphs
+from modelexport.graph.flat import flatten, function_key, nested_graphs
+from modelexport.graph.order import running_order
 from modelexport.graphml.comparison import Comparison
 from modelexport.graphml.dialect import INPUT, OUTPUT
-from modelexport.graphml.ordering import running_order
 from modelexport.graphml.parts import READ_BACK
 from modelexport.graphml.read import NodeData, whole_number
 from modelexport.graphml.retype import check, defined, infer_types, read_by
@@ -42,7 +42,9 @@ def applied(comparison: Comparison) -> tuple[str, ...]:
         if comparison.is_recorded():
             return ()
         raise FormatError("the operators are not those that were recorded", hint=_UNDO)
-    infer_types(editor.model, comparison.assembly, editor.changed_tensors(), editor.changed_functions())
+    infer_types(
+        editor.model, comparison.assembly, editor.changed_tensors(), editor.changed_functions()
+    )
     check(editor.model, comparison.assembly)
     comparison.assembly.replace(editor.model)
     return tuple(editor.changes)
@@ -69,11 +71,17 @@ class _Editor:
                 scope = body_scope(index, place)
                 self._graphs[scope] = nested
                 self._inside[scope] = index
-        self._functions = {function_scope(place): function for place, function in enumerate(self.model.functions)}
+        self._functions = {
+            function_scope(place): function for place, function in enumerate(self.model.functions)
+        }
         self._graphs |= self._functions
         orders = comparison.assembly.orders
-        self._places = {index: self._parts.operators[order].place for index, order in enumerate(orders)}
-        self._versions = {entry.domain or "ai.onnx": entry.version for entry in self.model.opset_import}
+        self._places = {
+            index: self._parts.operators[order].place for index, order in enumerate(orders)
+        }
+        self._versions = {
+            entry.domain or "ai.onnx": entry.version for entry in self.model.opset_import
+        }
         self._names = set[str]().union(*map(defined, self._graphs.values()))
         self._node_names: Counter[str] = Counter()
         self._touched: set[int] = set()
@@ -81,7 +89,9 @@ class _Editor:
         self._led_out: dict[int, tuple[str, str]] = {}
         self._renamed: dict[str, str] = {}
         self.changes: list[str] = []
-        self._count_removed("operator", whole_number(self._parts.card.told.get("operators", "")) - len(orders))
+        self._count_removed(
+            "operator", whole_number(self._parts.card.told.get("operators", "")) - len(orders)
+        )
         self._count_removed("weight", self._parts.parameters.weights - len(self._parts.weights))
 
     def _count_removed(self, what: str, count: int) -> None:
@@ -97,7 +107,10 @@ class _Editor:
             if element >= self._operators:
                 terminal, told = self._wiring.terminal(element), self._parts.told_names[number]
                 if told and told != plain(terminal.name):
-                    raise self._refuse(f"{terminal.kind} {plain(terminal.name)!r}", "its name cannot be changed here")
+                    raise self._refuse(
+                        f"{terminal.kind} {plain(terminal.name)!r}",
+                        "its name cannot be changed here",
+                    )
         for index, order in enumerate(self._comparison.assembly.orders):
             edits = self._parts.operators[order].edits
             if edits:
@@ -110,7 +123,9 @@ class _Editor:
         for index, order in enumerate(self._comparison.assembly.orders):
             edits = self._parts.operators[order].edits
             if edits and self._node_names[edits.get("name", "")] > 1:
-                raise self._refuse(self._places[index], f"another node is called {edits['name']!r} too")
+                raise self._refuse(
+                    self._places[index], f"another node is called {edits['name']!r} too"
+                )
 
     def _say(self, node: onnx.NodeProto, told: Mapping[str, str], place: str) -> None:
         for key, field in (("operator", "op_type"), ("domain", "domain"), ("name", "name")):
@@ -152,7 +167,9 @@ class _Editor:
         """What a new operator was copied from, without its inputs and outputs; an empty one if it was not."""
         node = onnx.NodeProto()
         if "onnx" in drawn.told:
-            node.ParseFromString(self._comparison.assembly.in_memory(self._parts.copy_of(drawn), onnx.NodeProto()))
+            node.ParseFromString(
+                self._comparison.assembly.in_memory(self._parts.copy_of(drawn), onnx.NodeProto())
+            )
             del node.input[:], node.output[:]
         return node
 
@@ -162,13 +179,17 @@ class _Editor:
         drawn: dict[int, list[Wire]] = {}
         edges = self._parts.edges
         notes: dict[int, set[str]] = {}
-        for source, output, target, slot in zip(edges.sources, edges.outputs, edges.targets, edges.slots, strict=True):
+        for source, output, target, slot in zip(
+            edges.sources, edges.outputs, edges.targets, edges.slots, strict=True
+        ):
             ends = self._elements.get(source), self._elements.get(target)
             if source in self._parts.notes or target in self._parts.notes:
                 self._note_edge(notes, source, target)
             elif ends[0] is None or ends[1] is None:
                 where = self._parts.places.get(source if ends[0] is None else target, "a node")
-                raise self._refuse(where, "an edge ends here, but it is no operator, input, output or weight")
+                raise self._refuse(
+                    where, "an edge ends here, but it is no operator, input, output or weight"
+                )
             else:
                 drawn.setdefault(ends[1], []).append(Wire(ends[0], output, ends[1], slot))
         expected: dict[int, list[Wire]] = {}
@@ -191,11 +212,17 @@ class _Editor:
                 notes.setdefault(number, set()).add(side)
                 if len(notes[number]) == 2:
                     where = self._parts.places.get(number, "a node")
-                    raise self._refuse(where, "edges lead in and out, but its property `operator` is empty")
+                    raise self._refuse(
+                        where, "edges lead in and out, but its property `operator` is empty"
+                    )
 
     def _targets(self, expected: dict[int, list[Wire]], drawn: dict[int, list[Wire]]) -> list[int]:
         """What takes something else than it did, or has lost what it took."""
-        changed = {t for t in {**expected, **drawn} if sorted(expected.get(t, [])) != sorted(drawn.get(t, []))}
+        changed = {
+            t
+            for t in {**expected, **drawn}
+            if sorted(expected.get(t, [])) != sorted(drawn.get(t, []))
+        }
         for index in range(self._operators):
             if len(filled(self._protos[index].input)) != len(expected.get(index, [])):
                 changed.add(index)
@@ -216,7 +243,9 @@ class _Editor:
             if slot in taken:
                 raise self._refuse(place, f"two edges lead into its input {slot}")
             if slot > len(names) + len(drawn):
-                raise self._refuse(place, f"an edge leads into its input {slot}, which it does not have")
+                raise self._refuse(
+                    place, f"an edge leads into its input {slot}, which it does not have"
+                )
             names += [""] * (slot + 1 - len(names))
             names[slot] = self._tensor(wire, target)
             taken.add(slot)
@@ -227,13 +256,18 @@ class _Editor:
         if target < self._operators and names != old:
             self.changes.append(f"{place}: reads {_listed(names)} instead of {_listed(old)}")
 
-    def _without_gaps(self, node: onnx.NodeProto, names: list[str], lost: list[int], place: str) -> list[str]:
+    def _without_gaps(
+        self, node: onnx.NodeProto, names: list[str], lost: list[int], place: str
+    ) -> list[str]:
         """Inputs that were lost: refused where the operator needs them, closed up where it takes any number."""
         schema = self._schema(node)
         formal = [] if schema is None else schema.inputs
         for slot in lost:
             if slot < len(formal) and formal[slot].option == _OPTION.Single:
-                raise self._refuse(place, f"nothing leads into its input {slot} any more, and {node.op_type} needs it")
+                raise self._refuse(
+                    place,
+                    f"nothing leads into its input {slot} any more, and {node.op_type} needs it",
+                )
         if formal and formal[-1].option == _OPTION.Variadic:
             first = len(formal) - 1
             names = [*names[:first], *filter(None, names[first:])]
@@ -243,7 +277,9 @@ class _Editor:
 
     def _tensor(self, wire: Wire, target: int) -> str:
         """The name of the tensor that an edge stands for."""
-        scope = self._scopes[target] if target in self._scopes else self._wiring.terminal(target).scope
+        scope = (
+            self._scopes[target] if target in self._scopes else self._wiring.terminal(target).scope
+        )
         if wire.source not in self._protos:
             terminal = self._wiring.terminal(wire.source)
             place = f"{terminal.kind} {plain(terminal.name)!r}"
@@ -264,14 +300,18 @@ class _Editor:
             return str(node.output[wire.output])
         outputs = filled(node.output)
         if len(outputs) != 1:
-            raise self._refuse(place, "an edge comes from it that does not say from which of its outputs")
+            raise self._refuse(
+                place, "an edge comes from it that does not say from which of its outputs"
+            )
         return str(node.output[outputs[0]])
 
     def _check_visible(self, name: str, home: str, scope: str, place: str) -> None:
         """A body sees what is around it, unless something of its own has the same name."""
         around = list(self._outwards(scope))
         if home not in around:
-            raise self._refuse(place, "an edge crosses the border of a body or function that it cannot cross")
+            raise self._refuse(
+                place, "an edge crosses the border of a body or function that it cannot cross"
+            )
         if any(name in defined(self._graphs[inner]) for inner in around[: around.index(home)]):
             raise self._refuse(place, f"an edge leads to where {plain(name)!r} is something else")
 
@@ -294,7 +334,9 @@ class _Editor:
         if target not in self._left:
             return
         if len(drawn) != 1:
-            raise self._refuse(place, "it needs one edge that leads to it" + (", and has several" if drawn else ""))
+            raise self._refuse(
+                place, "it needs one edge that leads to it" + (", and has several" if drawn else "")
+            )
         name = self._tensor(drawn[0], target)
         graph = self._graphs[terminal.scope]
         if isinstance(graph, onnx.FunctionProto):
@@ -314,45 +356,67 @@ class _Editor:
         for terminal in sorted(gone, key=lambda terminal: -terminal.position):
             place = f"{terminal.kind} {plain(terminal.name)!r}"
             if terminal.scope and not self._is_gone(terminal.scope):
-                raise self._refuse(place, "an input or output of a body or function cannot be removed")
+                raise self._refuse(
+                    place, "an input or output of a body or function cannot be removed"
+                )
             graph = self._graphs[terminal.scope]
             del (graph.input if terminal.kind == INPUT else graph.output)[terminal.position]
             self.changes.append(f"{place}: removed")
-        if not self.model.graph.output and any(terminal.kind == OUTPUT and not terminal.scope for terminal in gone):
+        if not self.model.graph.output and any(
+            terminal.kind == OUTPUT and not terminal.scope for terminal in gone
+        ):
             raise self._refuse("the model", "all its outputs are removed")
         for scope in [scope for scope in self._functions if self._is_gone(scope)]:
             self._remove_function(scope)
 
     def _is_gone(self, scope: str) -> bool:
         """Whether nothing is left of a function."""
-        ends = (e for e, t in enumerate(self._wiring.terminals, self._operators) if t.scope == scope)
-        return scope in self._functions and not self._functions[scope].node and self._left.isdisjoint(ends)
+        ends = (
+            e for e, t in enumerate(self._wiring.terminals, self._operators) if t.scope == scope
+        )
+        return (
+            scope in self._functions
+            and not self._functions[scope].node
+            and self._left.isdisjoint(ends)
+        )
 
     def _remove_function(self, scope: str) -> None:
         key = _key(self._functions[scope])
         for element, node in self._protos.items():
             if function_key(node.domain, node.op_type, node.overload) == key:
-                raise self._refuse(self._places[element], f"it calls the function {plain(key)}, which is removed")
+                raise self._refuse(
+                    self._places[element], f"it calls the function {plain(key)}, which is removed"
+                )
         self.model.functions.remove(self._functions.pop(scope))
         self.changes.append(f"function {plain(key)}: removed")
 
     def keep_output_names(self) -> None:
         """Outputs of the model keep their names: what leads to one now is called so, what did before otherwise."""
         main = self.model.graph
-        led = {old: new for target, (old, new) in self._led_out.items() if not self._wiring.terminal(target).scope}
+        led = {
+            old: new
+            for target, (old, new) in self._led_out.items()
+            if not self._wiring.terminal(target).scope
+        }
         made = {name for node in main.node for name in node.output if name}
         kept = [
             terminal.name
             for element, terminal in enumerate(self._wiring.terminals, self._operators)
-            if terminal.kind == OUTPUT and not terminal.scope and element in self._left and element not in self._led_out
+            if terminal.kind == OUTPUT
+            and not terminal.scope
+            and element in self._left
+            and element not in self._led_out
         ]
         names = {name: name for name in kept}
         for old, new in led.items():
             if new not in made:
-                raise self._refuse(f"output {plain(old)!r}", "an input or weight leads straight to it")
+                raise self._refuse(
+                    f"output {plain(old)!r}", "an input or weight leads straight to it"
+                )
             if new in names:
                 raise self._refuse(
-                    f"output {plain(old)!r}", f"what leads to it is output {plain(names[new])!r} already"
+                    f"output {plain(old)!r}",
+                    f"what leads to it is output {plain(names[new])!r} already",
                 )
             names[new] = old
         for old in led:
@@ -365,7 +429,9 @@ class _Editor:
     def sort(self) -> None:
         """New operators into their graphs, and every graph that changed into an order in which it can run."""
         depth = {scope: len(list(self._outwards(scope))) for scope in self._changed_scopes()}
-        for scope in sorted(depth, key=depth.__getitem__, reverse=True):  # a body before what it is copied with
+        for scope in sorted(
+            depth, key=depth.__getitem__, reverse=True
+        ):  # a body before what it is copied with
             graph = self._graphs[scope]
             added = [
                 node
@@ -404,7 +470,11 @@ class _Editor:
 
     def changed_tensors(self) -> set[str]:
         """The tensors of the main graph that may be something else now, those behind them not counted."""
-        names = {new for target, (_, new) in self._led_out.items() if not self._wiring.terminal(target).scope}
+        names = {
+            new
+            for target, (_, new) in self._led_out.items()
+            if not self._wiring.terminal(target).scope
+        }
         for element in self._touched:
             names.update(filter(None, self._protos[element].output))
         for scope in self._changed_scopes():
@@ -433,7 +503,11 @@ class _Editor:
 
 def _kinds(schema: Any) -> dict[str, int]:
     """The kinds of the attributes that an operator may have."""
-    return {} if schema is None else {name: int(attribute.type) for name, attribute in schema.attributes.items()}
+    return (
+        {}
+        if schema is None
+        else {name: int(attribute.type) for name, attribute in schema.attributes.items()}
+    )
 
 
 def _key(function: onnx.FunctionProto) -> str:

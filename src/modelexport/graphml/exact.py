@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from modelexport.errors import ArgumentError
-from modelexport.graph import Graph, nested_graphs
+from modelexport.graph.flat import Graph, nested_graphs
 from modelexport.graphml.dialect import INITIALIZER
 from modelexport.graphml.store import Store
 from modelexport.graphml.tensors import (
@@ -22,8 +22,8 @@ from modelexport.graphml.tensors import (
     tensors_in,
 )
 from modelexport.graphml.wiring import Terminal, body_scope
-from modelexport.tagged import wire
-from modelexport.tagged.files import external_location, parse
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.model_file import external_location, parse_model
 
 _MODEL_GRAPH, _MODEL_FUNCTIONS = 7, 25
 _GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_SPARSE = 1, 5, 15
@@ -54,7 +54,9 @@ def frame(data: wire.Buffer) -> bytes:
 def without_nodes(data: wire.Buffer, weights: Sequence[wire.Field], path: Path) -> onnx.ModelProto:
     """The model without the nodes of its main graph and without the values of its weights."""
     pieces: list[wire.Buffer] = []
-    heads: list[wire.Buffer] = [wire.initializer(b"".join(wire.without_values(data, field))) for field in weights]
+    heads: list[wire.Buffer] = [
+        wire.initializer(b"".join(wire.without_values(data, field))) for field in weights
+    ]
     for field in wire.fields(data, 0, len(data)):
         if field.number == _MODEL_GRAPH:
             kept = _without(data, field, {_GRAPH_NODE, _GRAPH_INITIALIZER})
@@ -62,7 +64,7 @@ def without_nodes(data: wire.Buffer, weights: Sequence[wire.Field], path: Path) 
             heads = []
         else:
             pieces.append(data[field.start : field.end])
-    return parse(b"".join(pieces), path, whole=True)
+    return parse_model(b"".join(pieces), path, whole=True)
 
 
 def _without(data: wire.Buffer, parent: wire.Field, numbers: set[int]) -> list[wire.Buffer]:
@@ -117,7 +119,11 @@ class ExactForms:
         return Exact(rest, [("", name, found) for name, found in values.items()])
 
     def _taken_apart(
-        self, message: onnx.NodeProto | TensorProto | onnx.SparseTensorProto, store: Store, *, weight: bool
+        self,
+        message: onnx.NodeProto | TensorProto | onnx.SparseTensorProto,
+        store: Store,
+        *,
+        weight: bool,
     ) -> Exact:
         """A message that is in memory, without the values of its tensors that the store takes."""
         taken: list[tuple[str, str, Values]] = []
@@ -125,7 +131,9 @@ class ExactForms:
         own: dict[str, TensorProto] = {}
         for at, tensor in tensors_in(message):
             values = self._values(tensor, store)
-            wanted = {name: found for name, found in values.items() if store.takes(name, found, weight)}
+            wanted = {
+                name: found for name, found in values.items() if store.takes(name, found, weight)
+            }
             if not wanted:
                 continue
             if copy is None:
@@ -150,7 +158,9 @@ class ExactForms:
             return {}
         values = external_values(tensor, self._path)
         if values.path.resolve() in self._targets:
-            raise ArgumentError(f"{values.path} holds weights of the model itself", hint="choose another output")
+            raise ArgumentError(
+                f"{values.path} holds weights of the model itself", hint="choose another output"
+            )
         return {EXTERNAL: values}
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
-from modelexport.graph import body_prefix, function_key, nested_graphs
+from modelexport.graph.flat import function_key, nested_graphs, subgraph_prefix
 from modelexport.graphml.dialect import MODULE, WEIGHTS
 from modelexport.graphml.scene import Scene
 from modelexport.graphml.views import plain, shape_text, type_and_shape
 from modelexport.graphml.wiring import under
-from modelexport.tagged import wire
-from modelexport.tagged.build import dtype_name
-from modelexport.tagged.files import parse
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.model_file import parse_model
 from modelexport.tagged.model import TaggedModel
+from modelexport.tagged.tables import dtype_name
 
 _LONGEST_LABEL = 48
 _SMALL_GRAPH = 2 << 20
@@ -48,7 +48,9 @@ class Labels:
             group = self._scene.groups[self._scene.parents[member]]
             if group.kind == MODULE and group.name:
                 name = name.removeprefix(f"{plain(group.name)}.")
-        return f"{shortened(name)}\n{shortened(''.join(self._types.get(terminal.key, ())))}".rstrip()
+        return (
+            f"{shortened(name)}\n{shortened(''.join(self._types.get(terminal.key, ())))}".rstrip()
+        )
 
     def _group_label(self, number: int) -> str:
         group = self._scene.groups[number]
@@ -97,10 +99,13 @@ def tensor_types(model: TaggedModel, inferred: Iterable[onnx.ValueInfoProto]) ->
     add(model.proto.graph, "")
     for function in model.proto.functions:
         key = function_key(function.domain, function.name, function.overload)
-        types |= {under(f"{key}/", value.name): type_and_shape(value.type) for value in function.value_info}
+        types |= {
+            under(f"{key}/", value.name): type_and_shape(value.type)
+            for value in function.value_info
+        }
     for index in model.graph.bodies:
         for label, nested in nested_graphs(model.graph.protos[index].attribute):
-            add(nested, body_prefix(model.graph.nodes[index].key, label))
+            add(nested, subgraph_prefix(model.graph.nodes[index].key, label))
     return types
 
 
@@ -111,12 +116,22 @@ def inferred_types(
     declared = {value.name for value in (*model.proto.graph.value_info, *model.proto.graph.output)}
     graph = model.graph
     if all(
-        name in declared for node in graph.nodes if node.enclosing < 0 and not node.function for name in node.outputs
+        name in declared
+        for node in graph.nodes
+        if node.enclosing < 0 and not node.function
+        for name in node.outputs
     ):
         return ()
-    if sum(field.end - field.body for found in wire.graphs(data) for field in wire.nodes(data, found)) > _SMALL_GRAPH:
+    if (
+        sum(
+            field.end - field.body
+            for found in wire.graphs(data)
+            for field in wire.nodes(data, found)
+        )
+        > _SMALL_GRAPH
+    ):
         return ()
-    whole = parse(data, model.path, weights)
+    whole = parse_model(data, model.path, weights)
     try:
         found = onnx.shape_inference.infer_shapes(whole, data_prop=True)
     except Exception:  # inference raises several unrelated kinds; then there is nothing to tell

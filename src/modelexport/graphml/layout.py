@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from modelexport.graph.order import running_order
 from modelexport.graphml.dialect import INPUT, WEIGHTS
-from modelexport.graphml.ordering import running_order
 from modelexport.graphml.scene import SHEET, Scene
 
 ROW_GAP, COLUMN_GAP = 44.0, 28.0
@@ -37,7 +37,9 @@ class Layout:
     def __init__(self, scene: Scene, label: Callable[[int], str]) -> None:
         self._scene = scene
         count = len(scene.parents)
-        self._x, self._y, self._width, self._height = (array("d", bytes(8 * count)) for _ in range(4))
+        self._x, self._y, self._width, self._height = (
+            array("d", bytes(8 * count)) for _ in range(4)
+        )
         groups = len(scene.groups)
         self._group_x, self._group_y, self._open_width, self._open_height = (
             array("d", bytes(8 * groups)) for _ in range(4)
@@ -53,16 +55,26 @@ class Layout:
         self._move_into_place()
 
     def is_closed(self, group: int) -> bool:
-        return self._scene.groups[group].depth > self.open_depth or not self._scene.groups[group].members
+        return (
+            self._scene.groups[group].depth > self.open_depth
+            or not self._scene.groups[group].members
+        )
 
     def box(self, element: int) -> Box:
         return Box(self._x[element], self._y[element], self._width[element], self._height[element])
 
     def open_box(self, group: int) -> Box:
-        return Box(self._group_x[group], self._group_y[group], self._open_width[group], self._open_height[group])
+        return Box(
+            self._group_x[group],
+            self._group_y[group],
+            self._open_width[group],
+            self._open_height[group],
+        )
 
     def closed_box(self, group: int) -> Box:
-        return Box(self._group_x[group], self._group_y[group], self._closed_width[group], CLOSED_HEIGHT)
+        return Box(
+            self._group_x[group], self._group_y[group], self._closed_width[group], CLOSED_HEIGHT
+        )
 
     def bends(self, source: int, target: int) -> list[tuple[float, float]]:
         """Where the line of a wire bends on its way."""
@@ -104,7 +116,15 @@ class Layout:
             edge = 0.0 if number == SHEET else PADDING
             top = 0.0 if number == SHEET else HEADER + PADDING
             with_lanes = not self.is_closed(number) and len(group.members) <= _MOST_WITH_LANES
-            rows = _Rows(group.members, between[number], first, self._size, self._is_input, self._is_aside, with_lanes)
+            rows = _Rows(
+                group.members,
+                between[number],
+                first,
+                self._size,
+                self._is_input,
+                self._is_aside,
+                with_lanes,
+            )
             between[number] = array("q")
             for member, (x, y) in zip(group.members, rows.places, strict=True):
                 self._set(member, x + edge, y + top)
@@ -177,7 +197,9 @@ def _first_orders(scene: Scene) -> Callable[[int], float]:
     return first
 
 
-def _running_order(members: Sequence[int], wires: array[int], first: Callable[[int], float]) -> list[int]:
+def _running_order(
+    members: Sequence[int], wires: array[int], first: Callable[[int], float]
+) -> list[int]:
     """The places of the members, each after what it reads from; where that goes round, by when they first run."""
     place = {member: number for number, member in enumerate(members)}
     readers: list[list[int]] = [[] for _ in members]
@@ -216,7 +238,11 @@ class _Rows:
         row = self._row_numbers()
         last = max(row, default=0) + 1
         for turn in range(count):
-            if self._is_source[turn] and not self._after[turn] and not is_input(members[order[turn]]):
+            if (
+                self._is_source[turn]
+                and not self._after[turn]
+                and not is_input(members[order[turn]])
+            ):
                 row[turn] = last
         self._lanes: dict[tuple[int, int], list[int]] = {}
         if with_lanes:
@@ -225,12 +251,21 @@ class _Rows:
         for turn, number in enumerate(row):
             rows[number].append(turn)
         self._place(rows)
-        left = min((self._centres[turn] - self._sizes[turn][0] / 2 for turn in range(len(row))), default=0.0)
-        right = max((self._centres[turn] + self._sizes[turn][0] / 2 for turn in range(len(row))), default=0.0)
+        left = min(
+            (self._centres[turn] - self._sizes[turn][0] / 2 for turn in range(len(row))),
+            default=0.0,
+        )
+        right = max(
+            (self._centres[turn] + self._sizes[turn][0] / 2 for turn in range(len(row))),
+            default=0.0,
+        )
         self.width = right - left
         self.places = [(0.0, 0.0)] * count
         for turn, place in enumerate(order):
-            self.places[place] = (self._centres[turn] - self._sizes[turn][0] / 2 - left, self._tops[turn])
+            self.places[place] = (
+                self._centres[turn] - self._sizes[turn][0] / 2 - left,
+                self._tops[turn],
+            )
         self.bends = {
             (members[order[one]], members[order[other]]): [
                 (self._centres[turn] - left, y)
@@ -244,7 +279,9 @@ class _Rows:
         row = [0] * len(self._before)
         for turn, earlier in enumerate(self._before):
             row[turn] = max((row[found] + 1 for found in earlier), default=0)
-        for turn, later in enumerate(self._after):  # what reads nothing stands right above its first reader
+        for turn, later in enumerate(
+            self._after
+        ):  # what reads nothing stands right above its first reader
             if self._is_source[turn] and later:
                 row[turn] = min(row[found] for found in later) - 1
         lowest = min(row, default=0)
@@ -266,7 +303,9 @@ class _Rows:
                     self._sizes.append((_LANE_WIDTH, 0.0))
                     row.append(row[one] + len(lane))
                 self._lanes[one, other] = lane[:between]
-                self._before[other] = [lane[between - 1] if turn == one else turn for turn in self._before[other]]
+                self._before[other] = [
+                    lane[between - 1] if turn == one else turn for turn in self._before[other]
+                ]
 
     def _place(self, rows: list[list[int]]) -> None:
         count = len(self._before)
@@ -313,8 +352,12 @@ class _Rows:
 
     def _wanted(self, turn: int) -> float:
         """Below what it reads from; to the left of weights if these are all, which leaves the way down free."""
-        flow = [self._centres[earlier] for earlier in self._before[turn] if not self._is_aside[earlier]]
+        flow = [
+            self._centres[earlier] for earlier in self._before[turn] if not self._is_aside[earlier]
+        ]
         if flow:
             return sum(flow) / len(flow)
-        left = min(self._centres[earlier] - self._sizes[earlier][0] / 2 for earlier in self._before[turn])
+        left = min(
+            self._centres[earlier] - self._sizes[earlier][0] / 2 for earlier in self._before[turn]
+        )
         return left - COLUMN_GAP / 2 - self._sizes[turn][0] / 2

@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from modelexport.errors import FormatError
-from modelexport.graph import nested_graphs
+from modelexport.graph.flat import nested_graphs
 from modelexport.graphml.dialect import (
     BODY,
     FUNCTION,
@@ -30,8 +30,8 @@ from modelexport.graphml.read import Document, NodeData, exact_bytes, place, who
 from modelexport.graphml.store import Stored, part_check
 from modelexport.graphml.tensors import FIELDS, Span
 from modelexport.graphml.views import attributes_text, plain, says_the_same
-from modelexport.tagged.codec import UNREADABLE
-from modelexport.tagged.files import is_file, is_inside, missing_data
+from modelexport.onnx_file.model_file import is_file, is_inside, missing_data_error
+from modelexport.tagged.records import UNREADABLE
 
 READ_BACK = ("operator", "domain", "name", "attributes")
 """What may be edited on an operator."""
@@ -125,7 +125,8 @@ class Parts:
         self._check_scopes()
         if "onnx" not in self.card.told:
             raise FormatError(
-                f"{self.path} holds no model", hint="the node that describes the model is missing; " + WRITE_AGAIN
+                f"{self.path} holds no model",
+                hint="the node that describes the model is missing; " + WRITE_AGAIN,
             )
         if "format_version" not in self.card.told:
             raise FormatError(f"{self.path} does not say its format version", hint=WRITE_AGAIN)
@@ -140,7 +141,9 @@ class Parts:
             self._take_terminal(number, node, kind)
         elif kind == MODEL:
             if self.card.told:
-                raise FormatError(f"{self.path}: two nodes describe the model", hint="remove the copy")
+                raise FormatError(
+                    f"{self.path}: two nodes describe the model", hint="remove the copy"
+                )
             self.card = node
         elif node.told.get("operator") and kind not in _GROUPS:
             self.added[number] = node
@@ -150,7 +153,10 @@ class Parts:
             if not kind and number not in self.added:
                 self.notes.add(number)
             self.places[number] = node.place
-            self._around[number] = (node.parent, node.told.get("scope", "") if kind in (BODY, FUNCTION) else None)
+            self._around[number] = (
+                node.parent,
+                node.told.get("scope", "") if kind in (BODY, FUNCTION) else None,
+            )
 
     def scope_around(self, number: int) -> str:
         """The graph that a new operator was drawn in."""
@@ -187,7 +193,10 @@ class Parts:
         part = _part(OPERATOR, message, node)
         if order in self.operators:
             if nested_graphs(proto.attribute):
-                raise FormatError(f"{node.place} is a copy", hint="an operator with bodies cannot be copied; remove it")
+                raise FormatError(
+                    f"{node.place} is a copy",
+                    hint="an operator with bodies cannot be copied; remove it",
+                )
             self.added[number] = node
             return
         self.orders[number] = order
@@ -197,8 +206,14 @@ class Parts:
             "name": plain(proto.name),
             "attributes": attributes_text(proto.attribute),
         }
-        changed = {name: node.told.get(name, "") for name in READ_BACK if node.told.get(name, "") != told[name]}
-        if "attributes" in changed and says_the_same(changed["attributes"], proto, complete=not part.stored):
+        changed = {
+            name: node.told.get(name, "")
+            for name in READ_BACK
+            if node.told.get(name, "") != told[name]
+        }
+        if "attributes" in changed and says_the_same(
+            changed["attributes"], proto, complete=not part.stored
+        ):
             del changed["attributes"]
         if changed:
             part.edits = changed
@@ -207,7 +222,9 @@ class Parts:
     def _take_terminal(self, number: int, node: NodeData, kind: str) -> None:
         end = End(kind, node.told.get("scope", ""), _number(node, "position"))
         if end in self._ends:
-            raise FormatError(f"{self.path}: {node.place} stands there twice", hint="remove the copy")
+            raise FormatError(
+                f"{self.path}: {node.place} stands there twice", hint="remove the copy"
+            )
         self.ends[number] = end
         self._ends.add(end)
         self.told_names[number] = node.told.get("name", "")
@@ -215,7 +232,9 @@ class Parts:
             self.places[number] = node.place
             return
         if "onnx" not in node.told:
-            raise FormatError(f"{self.path}: the exact form of {node.place} is missing", hint=WRITE_AGAIN)
+            raise FormatError(
+                f"{self.path}: the exact form of {node.place} is missing", hint=WRITE_AGAIN
+            )
         message = exact_bytes(node)
         _parsed(onnx.SparseTensorProto if kind == SPARSE else onnx.TensorProto, message, node)
         self.weights[end] = _part(kind, message, node)
@@ -232,7 +251,14 @@ class Parts:
 def _part(kind: str, message: bytes, node: NodeData) -> Part:
     told = node.told
     check_part(message, node)
-    return Part(kind, message, node.identity, told.get("scope", ""), told.get("values", ""), tuple(node.embedded))
+    return Part(
+        kind,
+        message,
+        node.identity,
+        told.get("scope", ""),
+        told.get("values", ""),
+        tuple(node.embedded),
+    )
 
 
 def check_part(message: bytes, node: NodeData) -> None:
@@ -247,7 +273,9 @@ def _parameters(path: Path, card: NodeData) -> Parameters:
     except UNREADABLE as error:
         raise FormatError(f"{path} does not say where its weights are", hint=WRITE_AGAIN) from error
     if parameters.mode not in MODES:
-        raise FormatError(f"{path}: there is no parameter mode {parameters.mode!r}", hint=WRITE_AGAIN)
+        raise FormatError(
+            f"{path}: there is no parameter mode {parameters.mode!r}", hint=WRITE_AGAIN
+        )
     return parameters
 
 
@@ -279,17 +307,23 @@ class _Loader:
         try:
             stored = msgspec.json.decode(part.stored, type=list[Stored])
         except UNREADABLE as error:
-            raise FormatError(f"what is said of the values of {part.place} is damaged", hint=WRITE_AGAIN) from error
+            raise FormatError(
+                f"what is said of the values of {part.place} is damaged", hint=WRITE_AGAIN
+            ) from error
         found = []
         if self._parameters.mode == "embedded" and len(part.embedded) != len(stored):
-            raise FormatError(f"the embedded values of {part.place} are cut short", hint=WRITE_AGAIN)
+            raise FormatError(
+                f"the embedded values of {part.place} are cut short", hint=WRITE_AGAIN
+            )
         for number, entry in enumerate(stored):
             if entry.field not in FIELDS:
                 raise FormatError(f"{part.place} has values of an unknown kind", hint=WRITE_AGAIN)
             if self._parameters.mode == "embedded":
                 span = part.embedded[number]
                 if span.length != entry.length:
-                    raise FormatError(f"the embedded values of {part.place} are cut short", hint=WRITE_AGAIN)
+                    raise FormatError(
+                        f"the embedded values of {part.place} are cut short", hint=WRITE_AGAIN
+                    )
                 checked = Checked(span.path, span.offset, span.length, entry.sha256, part.place)
             else:
                 checked = self._in_file(entry, part)
@@ -299,7 +333,9 @@ class _Loader:
     def _in_file(self, entry: Stored, part: Part) -> Checked:
         name = entry.file if self._parameters.mode == "reference" else self._parameters.file
         if name is None or entry.offset is None:
-            raise FormatError(f"nothing says where the values of {part.place} are", hint=WRITE_AGAIN)
+            raise FormatError(
+                f"nothing says where the values of {part.place} are", hint=WRITE_AGAIN
+            )
         if name not in self._sizes:
             self._sizes[name] = self._size(name)
         if entry.offset < 0 or entry.length < 0 or entry.offset + entry.length > self._sizes[name]:
@@ -312,11 +348,13 @@ class _Loader:
     def _size(self, name: str) -> int:
         """The size of a file in the GraphML's folder or below it; one that lies elsewhere is refused."""
         path = self._folder / name
-        if not is_inside(name) or (is_file(path) and not path.resolve().is_relative_to(self._folder.resolve())):
+        if not is_inside(name) or (
+            is_file(path) and not path.resolve().is_relative_to(self._folder.resolve())
+        ):
             raise FormatError(
                 f"the data file {name!r} lies outside the GraphML's folder",
                 hint="only data files in the GraphML's folder, or below it, are followed",
             )
         if not is_file(path):
-            raise missing_data(self._path, name)
+            raise missing_data_error(self._path, name)
         return path.stat().st_size

@@ -17,14 +17,24 @@ import msgspec
 from lxml import etree
 
 from modelexport.errors import FileError, FormatError
-from modelexport.graphml.dialect import FORMAT_VERSION, GRAPHML, ON_EDGES, ON_GRAPH, ON_NODES, WRITE_AGAIN, YED
+from modelexport.graphml.dialect import (
+    FORMAT_VERSION,
+    GRAPHML,
+    ON_EDGES,
+    ON_GRAPH,
+    ON_NODES,
+    WRITE_AGAIN,
+    YED,
+)
 from modelexport.graphml.tensors import Span
-from modelexport.tagged.files import check_ordinary
+from modelexport.onnx_file.model_file import check_regular_file
 
 _CHUNK = 1 << 16
 _SHARE = 0.9
 """What reading the XML is of the whole work, about."""
-_NODE, _EDGE, _GRAPH, _DATA, _KEY = (f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "graph", "data", "key"))
+_NODE, _EDGE, _GRAPH, _DATA, _KEY = (
+    f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "graph", "data", "key")
+)
 _LABEL = f"{{{YED}}}NodeLabel"
 _TAKEN = frozenset({_NODE, _EDGE, _GRAPH, _DATA, _KEY, _LABEL})
 _OURS = {"graph": ON_GRAPH, "node": ON_NODES, "edge": ON_EDGES}
@@ -43,7 +53,9 @@ class NodeData(msgspec.Struct, gc=False):
     @property
     def place(self) -> str:
         """How to find it in an editor."""
-        return place(self.told.get("name") or self.told.get("operator") or self.label.strip(), self.identity)
+        return place(
+            self.told.get("name") or self.told.get("operator") or self.label.strip(), self.identity
+        )
 
 
 def place(name: str, identity: str) -> str:
@@ -55,7 +67,11 @@ class Document:
     """What a GraphML file says: its nodes one by one, then the edges between them."""
 
     def __init__(
-        self, path: Path, spool: BinaryIO, spool_path: Path, on_progress: Callable[[float], None] | None = None
+        self,
+        path: Path,
+        spool: BinaryIO,
+        spool_path: Path,
+        on_progress: Callable[[float], None] | None = None,
     ) -> None:
         self.path = path
         self._on_progress = on_progress or (lambda done: None)
@@ -72,7 +88,7 @@ class Document:
             load_dtd=False,
             huge_tree=True,  # large weights, deep trees; without a document type nothing can grow
         )
-        check_ordinary(self.path)
+        check_regular_file(self.path)
         try:
             size = max(self.path.stat().st_size, 1)
             with self.path.open("rb") as file:
@@ -88,13 +104,19 @@ class Document:
             where = f"line {error.lineno}" if error.lineno else "at its end"
             raise FormatError(f"{self.path} {what} ({where})", hint=WRITE_AGAIN) from error
         except IsADirectoryError as error:
-            raise FileError(f"{self.path} is a folder", hint="name the .graphml file in it") from error
+            raise FileError(
+                f"{self.path} is a folder", hint="name the .graphml file in it"
+            ) from error
         except OSError as error:
             if isinstance(error, FileError):
                 raise
-            raise FileError(f"cannot read {self.path}: {error.strerror}", hint="check the path") from error
+            raise FileError(
+                f"cannot read {self.path}: {error.strerror}", hint="check the path"
+            ) from error
         except FormatError as error:
-            raise FormatError(f"{self.path}: {error.message}", hint=error.hint or WRITE_AGAIN) from error
+            raise FormatError(
+                f"{self.path}: {error.message}", hint=error.hint or WRITE_AGAIN
+            ) from error
         yield from target.taken()
         self.edges = Edges(target)
 
@@ -108,7 +130,9 @@ class Edges:
         for row, end, identity in target.unresolved:
             number = self.numbers.get(identity)
             if number is None:
-                raise FormatError(f"an edge ends at {identity!r}, which is no node", hint=WRITE_AGAIN)
+                raise FormatError(
+                    f"an edge ends at {identity!r}, which is no node", hint=WRITE_AGAIN
+                )
             (self.sources, self.targets)[end][row] = number
 
 
@@ -136,12 +160,17 @@ class _Target:
         return finished
 
     def doctype(self, *_: object) -> None:
-        raise FormatError("it has a document type", hint="GraphML needs none; entities are not read")
+        raise FormatError(
+            "it has a document type", hint="GraphML needs none; entities are not read"
+        )
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         if not self.begun:
             if tag != f"{{{GRAPHML}}}graphml":
-                raise FormatError("it is another kind of XML", hint="name a .graphml file that export-graphml wrote")
+                raise FormatError(
+                    "it is another kind of XML",
+                    hint="name a .graphml file that export-graphml wrote",
+                )
             self.begun = True
         if tag not in _TAKEN:  # most of a file is graphics
             return
@@ -157,7 +186,9 @@ class _Target:
             self._open.append(("node", None))
         elif tag == _EDGE:
             self._edge = {"": ""}
-            self._open.append(("edge", (attributes.get("source", ""), attributes.get("target", ""))))
+            self._open.append(
+                ("edge", (attributes.get("source", ""), attributes.get("target", "")))
+            )
         elif tag == _GRAPH:
             self._open.append(("graph", None))
         elif tag == _KEY:
@@ -278,7 +309,9 @@ class _Base64:
         try:
             self._file.write(values)
         except OSError as error:
-            raise FileError(f"cannot write the values: {error.strerror}", hint="free some space") from error
+            raise FileError(
+                f"cannot write the values: {error.strerror}", hint="free some space"
+            ) from error
 
     def finish(self) -> list[tuple[int, int]]:
         if self._left:
@@ -292,4 +325,6 @@ def exact_bytes(node: NodeData) -> bytes:
     try:
         return base64.b64decode("".join(node.told["onnx"].split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise FormatError(f"the exact form of {node.place} is no base64", hint=WRITE_AGAIN) from error
+        raise FormatError(
+            f"the exact form of {node.place} is no base64", hint=WRITE_AGAIN
+        ) from error

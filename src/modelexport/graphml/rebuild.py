@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import DecodeError
 
-from modelexport.collector import collector_paused
 from modelexport.errors import ArgumentError, FileError, FormatError
-from modelexport.graph import flatten
+from modelexport.garbage import pause_collector
+from modelexport.graph.flat import flatten
 from modelexport.graphml.assembly import Assembly, ExternalValues, in_bytes
 from modelexport.graphml.comparison import Comparison
 from modelexport.graphml.dialect import WRITE_AGAIN
@@ -20,8 +20,8 @@ from modelexport.graphml.edits import applied
 from modelexport.graphml.parts import Parts
 from modelexport.graphml.read import Document
 from modelexport.graphml.tensors import Span
-from modelexport.tagged.files import StrPath, as_path, is_file
-from modelexport.tagged.staging import Staging, check_target, staging
+from modelexport.onnx_file.atomic_write import Transaction, check_output_path, transaction
+from modelexport.onnx_file.model_file import StrPath, as_path, is_file
 
 _MOST_GAPS, _LARGE = 16, 64 << 20
 
@@ -46,11 +46,11 @@ def import_onnx(
     valid model; otherwise a FormatError names the place, and nothing is written. `on_progress` is told now and
     then how much is done, from 0 to 1.
     """
-    source, target = as_path(graphml), check_target(output_path)
+    source, target = as_path(graphml), check_output_path(output_path)
     with ExitStack() as stack:
         stack.enter_context(_naming(source))
-        stack.enter_context(collector_paused())
-        stage = stack.enter_context(staging(target.parent))
+        stack.enter_context(pause_collector())
+        stage = stack.enter_context(transaction(target.parent))
         with (stage.work / "spool").open("wb") as spool:
             parts = Parts(Document(source, spool, stage.work / "spool", on_progress))
         beside = source.parent.resolve() == target.parent.resolve()
@@ -87,7 +87,9 @@ def _compared(assembly: Assembly) -> tuple[int, tuple[str, ...]]:
     return len(flatten(assembly.model(with_nodes=False), assembly.stored_nodes()).nodes), edits
 
 
-def _restore_data(stage: Staging, target: Path, values: list[ExternalValues]) -> tuple[Path, ...]:
+def _restore_data(
+    stage: Transaction, target: Path, values: list[ExternalValues]
+) -> tuple[Path, ...]:
     """The model's own data files beside it: those that are there already must have the same values."""
     by_file: dict[str, list[ExternalValues]] = {}
     for value in values:
@@ -95,7 +97,10 @@ def _restore_data(stage: Staging, target: Path, values: list[ExternalValues]) ->
     for number, (name, found) in enumerate(by_file.items()):
         path = target.parent / name
         if name == target.name:
-            raise FileError(f"the weights of the model go to a file of its own name, {name}", hint="choose another")
+            raise FileError(
+                f"the weights of the model go to a file of its own name, {name}",
+                hint="choose another",
+            )
         if path.exists():
             for value in found:
                 _check_present(path, value)
@@ -124,5 +129,6 @@ def _check_present(path: Path, value: ExternalValues) -> None:
             digest.update(piece)
     if digest.hexdigest() != value.values.sha256:
         raise FileError(
-            f"{path} is there already, with other values", hint="import into another folder, or remove the file"
+            f"{path} is there already, with other values",
+            hint="import into another folder, or remove the file",
         )

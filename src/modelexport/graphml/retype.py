@@ -7,14 +7,16 @@ from collections.abc import Iterator
 import onnx
 
 from modelexport.errors import FormatError
-from modelexport.graph import flatten, function_key, nested_graphs
+from modelexport.graph.flat import flatten, function_key, nested_graphs
 from modelexport.graphml.assembly import Assembly, in_bytes
 from modelexport.graphml.views import plain
 
 _SMALL = 2048
 
 
-def infer_types(model: onnx.ModelProto, assembly: Assembly, changed: set[str], functions: set[str]) -> None:
+def infer_types(
+    model: onnx.ModelProto, assembly: Assembly, changed: set[str], functions: set[str]
+) -> None:
     """Types that were recorded behind a change may be wrong now: they are what ONNX infers, or gone.
 
     `changed` are tensors of the main graph, `functions` the keys of local functions that do something else now.
@@ -72,7 +74,9 @@ def _forget(graph: onnx.GraphProto) -> None:
             _forget(nested)
 
 
-def _inferred(model: onnx.ModelProto, assembly: Assembly, changed: set[str]) -> dict[str, onnx.ValueInfoProto]:
+def _inferred(
+    model: onnx.ModelProto, assembly: Assembly, changed: set[str]
+) -> dict[str, onnx.ValueInfoProto]:
     """What ONNX infers of these tensors."""
     copy = _checkable(model, assembly)
     kept = [value for value in copy.graph.value_info if value.name not in changed]
@@ -87,15 +91,23 @@ def _inferred(model: onnx.ModelProto, assembly: Assembly, changed: set[str]) -> 
     except Exception:  # inference raises several unrelated kinds; the check says what is wrong
         return {}
     declared = (*found.input, *found.value_info, *found.output)
-    known = {value.name: value for value in declared if value.name in changed and value.type.WhichOneof("value")}
+    known = {
+        value.name: value
+        for value in declared
+        if value.name in changed and value.type.WhichOneof("value")
+    }
     for tensor in found.initializer:
         if tensor.name in changed:
-            known[tensor.name] = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            known[tensor.name] = onnx.helper.make_tensor_value_info(
+                tensor.name, tensor.data_type, list(tensor.dims)
+            )
     return known
 
 
 def _has_shape(declared: onnx.TypeProto) -> bool:
-    return bool(declared.WhichOneof("value") != "tensor_type" or declared.tensor_type.HasField("shape"))
+    return bool(
+        declared.WhichOneof("value") != "tensor_type" or declared.tensor_type.HasField("shape")
+    )
 
 
 def _checkable(model: onnx.ModelProto, assembly: Assembly) -> onnx.ModelProto:
@@ -108,7 +120,9 @@ def _checkable(model: onnx.ModelProto, assembly: Assembly) -> onnx.ModelProto:
         if sum(map(len, pieces)) <= _SMALL and not head.data_location:
             copy.graph.initializer.add().ParseFromString(b"".join(in_bytes(pieces)))
         elif head.name not in known:
-            copy.graph.input.append(onnx.helper.make_tensor_value_info(head.name, head.data_type, list(head.dims)))
+            copy.graph.input.append(
+                onnx.helper.make_tensor_value_info(head.name, head.data_type, list(head.dims))
+            )
     return copy
 
 
@@ -119,7 +133,9 @@ def check(model: onnx.ModelProto, assembly: Assembly) -> None:
         onnx.checker.check_model(_checkable(model, assembly), full_check=True)
     except Exception as error:  # the checker and shape inference raise several unrelated kinds
         why = " ".join(str(error).replace("==> Context:", "").split())
-        raise FormatError(f"the edited model is not valid: {why}", hint="undo the change") from error
+        raise FormatError(
+            f"the edited model is not valid: {why}", hint="undo the change"
+        ) from error
 
 
 def _check_calls(model: onnx.ModelProto) -> None:
@@ -133,9 +149,15 @@ def _check_calls(model: onnx.ModelProto) -> None:
         place = plain(node.name or node.op_type)
         if key not in functions:
             if not onnx.defs.has(node.op_type, node.domain):
-                raise FormatError(f"{place}: there is no function {plain(key)}", hint="undo the change")
-        elif len(node.input) > len(functions[key].input) or len(node.output) > len(functions[key].output):
-            raise FormatError(f"{place}: the function {plain(key)} takes or gives less", hint="undo the change")
+                raise FormatError(
+                    f"{place}: there is no function {plain(key)}", hint="undo the change"
+                )
+        elif len(node.input) > len(functions[key].input) or len(node.output) > len(
+            functions[key].output
+        ):
+            raise FormatError(
+                f"{place}: the function {plain(key)} takes or gives less", hint="undo the change"
+            )
 
 
 def read_by(node: onnx.NodeProto) -> Iterator[str]:

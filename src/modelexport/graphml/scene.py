@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from modelexport.graph import Graph
+from modelexport.graph.flat import Graph
 from modelexport.graphml.dialect import BODY, FUNCTION, MODULE, OPERATOR, WEIGHTS
 from modelexport.graphml.wiring import Wiring, body_scope, function_scope, scopes_of
-from modelexport.tagged.codec import NodeTag
-from modelexport.tagged.sidecar import ModuleRecord
+from modelexport.modules.record import ModuleRecord, NodeTag
 
 SHEET = 0
 
@@ -35,7 +34,9 @@ class Group(msgspec.Struct):
 class Scene:
     """The groups, the group of every element, and the wires, in arrays of source, output, target and slot."""
 
-    def __init__(self, wiring: Wiring, tags: Sequence[NodeTag | None], modules: Mapping[str, ModuleRecord]) -> None:
+    def __init__(
+        self, wiring: Wiring, tags: Sequence[NodeTag | None], modules: Mapping[str, ModuleRecord]
+    ) -> None:
         self.wiring = wiring
         self.tags = tags
         self.groups = [Group("", "", -1, 0)]
@@ -123,7 +124,11 @@ class Scene:
         shared: dict[int, int] = {}
         for source, target in zip(self.sources, self.targets, strict=True):
             if source >= first:
-                group = self.parents[target] if target < first else self._scopes[self.wiring.terminal(target).scope]
+                group = (
+                    self.parents[target]
+                    if target < first
+                    else self._scopes[self.wiring.terminal(target).scope]
+                )
                 known = shared.get(source)
                 shared[source] = group if known is None else self._common(known, group)
         for element, terminal in enumerate(self.wiring.terminals, first):

@@ -13,8 +13,8 @@ import onnx
 from onnx import AttributeProto, TensorProto
 
 from modelexport.errors import FileError, FormatError
-from modelexport.tagged import wire
-from modelexport.tagged.weights import external_place
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.model_file import external_span
 
 CHUNK = 3 << 18
 """Divisible by three: base64 of one chunk after the other is that of the whole."""
@@ -47,13 +47,17 @@ class Span:
                 while left:
                     piece = file.read(min(left, CHUNK))
                     if not piece:
-                        raise FormatError(f"{self.path} ends too early", hint="it was cut short; write it again")
+                        raise FormatError(
+                            f"{self.path} ends too early", hint="it was cut short; write it again"
+                        )
                     left -= len(piece)
                     yield piece
         except OSError as error:
             if isinstance(error, FileError):
                 raise
-            raise FileError(f"cannot read {self.path}: {error.strerror}", hint="check the file") from error
+            raise FileError(
+                f"cannot read {self.path}: {error.strerror}", hint="check the file"
+            ) from error
 
 
 Values = bytes | Span
@@ -94,8 +98,12 @@ def _attribute_tensors(attribute: AttributeProto) -> Iterator[tuple[str, TensorP
         yield "t", attribute.t
     for number, tensor in enumerate(attribute.tensors):
         yield f"tensors.{number}", tensor
-    sparse = [("sparse_tensor", attribute.sparse_tensor)] if attribute.HasField("sparse_tensor") else []
-    sparse += [(f"sparse_tensors.{number}", found) for number, found in enumerate(attribute.sparse_tensors)]
+    sparse = (
+        [("sparse_tensor", attribute.sparse_tensor)] if attribute.HasField("sparse_tensor") else []
+    )
+    sparse += [
+        (f"sparse_tensors.{number}", found) for number, found in enumerate(attribute.sparse_tensors)
+    ]
     for at, found in sparse:
         yield f"{at}.values", found.values
         yield f"{at}.indices", found.indices
@@ -110,7 +118,9 @@ def split(data: bytes) -> tuple[bytes, dict[str, Values]]:
         if name is None:
             kept.append(data[field.start : field.end])
         elif name == "raw_data":
-            found[name] = [data[field.body : field.end]]  # of a field that stands twice, protobuf takes the last
+            found[name] = [
+                data[field.body : field.end]
+            ]  # of a field that stands twice, protobuf takes the last
         else:
             found.setdefault(name, []).append(data[field.body : field.end])
     values: dict[str, Values] = {name: b"".join(parts) for name, parts in found.items()}
@@ -123,7 +133,9 @@ def split(data: bytes) -> tuple[bytes, dict[str, Values]]:
     return tensor.SerializeToString(), values
 
 
-def split_in_file(data: wire.Buffer, field: wire.Field, path: Path) -> tuple[bytes, dict[str, Values]]:
+def split_in_file(
+    data: wire.Buffer, field: wire.Field, path: Path
+) -> tuple[bytes, dict[str, Values]]:
     """A tensor of a model file without the values that are raw bytes there, and these as stretches of that file."""
     kept: list[wire.Buffer] = []
     values: dict[str, Values] = {}
@@ -131,7 +143,9 @@ def split_in_file(data: wire.Buffer, field: wire.Field, path: Path) -> tuple[byt
         name = _PLAIN_FIELDS.get(part.number)
         if name is None:
             kept.append(data[part.start : part.end])
-        elif name in values and name != "raw_data":  # in several pieces, which nobody does: nothing is a stretch
+        elif (
+            name in values and name != "raw_data"
+        ):  # in several pieces, which nobody does: nothing is a stretch
             return bytes(data[field.body : field.end]), {}
         else:
             values[name] = Span(path, part.body, part.end - part.body)
@@ -140,7 +154,7 @@ def split_in_file(data: wire.Buffer, field: wire.Field, path: Path) -> tuple[byt
 
 def external_values(tensor: TensorProto, model: Path) -> Span:
     """The values of a tensor that lie in a data file of the model."""
-    return Span(*external_place(tensor, model))
+    return Span(*external_span(tensor, model))
 
 
 Piece = wire.Buffer | Span
@@ -155,7 +169,9 @@ def joined(rest: bytes, values: dict[str, Values]) -> list[Piece]:
             data = in_memory(found)
             kind = np.dtype(_INTEGER_FIELDS[name])
             if len(data) % kind.itemsize:
-                raise FormatError(f"the values of {tensor.name!r} are cut short", hint="write the GraphML again")
+                raise FormatError(
+                    f"the values of {tensor.name!r} are cut short", hint="write the GraphML again"
+                )
             getattr(tensor, name).extend(np.frombuffer(data, kind).tolist())
         rest = tensor.SerializeToString()
     pieces: list[Piece] = [rest]

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
-from modelexport.fingerprint import array_of
-from modelexport.tagged.build import dim_size, dtype_name
+from modelexport.graph.inference import tensor_array
+from modelexport.tagged.tables import dim_size, dtype_name
 
 _MOST_VALUES = 16
 _NOT_XML = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -86,7 +86,11 @@ def _text(value: bytes) -> str:
         text = value.decode()
     except UnicodeDecodeError:
         return "base64:" + base64.b64encode(value).decode()
-    return text if text == plain(text) and not text.startswith("base64:") else "base64:" + _encoded(value)
+    return (
+        text
+        if text == plain(text) and not text.startswith("base64:")
+        else "base64:" + _encoded(value)
+    )
 
 
 def _encoded(value: bytes) -> str:
@@ -98,7 +102,7 @@ def _tensor(tensor: TensorProto) -> str:
     told = f"{dtype_name(tensor.data_type)}[{shape}]"
     if math.prod(tensor.dims) > _MOST_VALUES or tensor.data_type == TensorProto.STRING:
         return told
-    values = array_of(tensor)
+    values = tensor_array(tensor)
     return told if values is None else f"{told} = {', '.join(map(str, values.reshape(-1)))}"
 
 
@@ -118,13 +122,20 @@ def type_and_shape(declared: onnx.TypeProto) -> tuple[str, str]:
     if kind in ("tensor_type", "sparse_tensor_type"):
         tensor = getattr(declared, kind)
         before = "sparse " if kind == "sparse_tensor_type" else ""
-        shape = shape_text([dim_size(dim) for dim in tensor.shape.dim]) if tensor.HasField("shape") else ""
+        shape = (
+            shape_text([dim_size(dim) for dim in tensor.shape.dim])
+            if tensor.HasField("shape")
+            else ""
+        )
         return before + dtype_name(tensor.elem_type), shape
     if kind in ("sequence_type", "optional_type"):
         inner = type_text(getattr(declared, kind).elem_type)
         return f"{kind.removesuffix('_type')}({inner})", ""
     if kind == "map_type":
-        return f"map({dtype_name(declared.map_type.key_type)}, {type_text(declared.map_type.value_type)})", ""
+        return (
+            f"map({dtype_name(declared.map_type.key_type)}, {type_text(declared.map_type.value_type)})",
+            "",
+        )
     return plain(kind or ""), ""
 
 
@@ -144,7 +155,8 @@ def says_the_same(text: str, node: onnx.NodeProto, *, complete: bool) -> bool:
         return False
     known = {plain(attribute.name): attribute for attribute in node.attribute}
     return said.keys() == known.keys() and all(
-        readable(known[name]) == value or (not complete and known[name].type not in _SINGLE.keys() | _SEVERAL.keys())
+        readable(known[name]) == value
+        or (not complete and known[name].type not in _SINGLE.keys() | _SEVERAL.keys())
         for name, value in said.items()
     )
 
@@ -155,7 +167,9 @@ def edited_attributes(node: onnx.NodeProto, text: str, schema_kinds: Mapping[str
     `schema_kinds` are the kinds of the attributes that the operator may have, as far as they are known.
     """
     try:
-        wanted: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
+        wanted: dict[str, Any] = (
+            msgspec.json.decode(text, type=dict[str, Any]) if text.strip() else {}
+        )
     except (msgspec.DecodeError, RecursionError) as error:
         raise EditError(f"its attributes are no JSON object ({error})") from error
     for place in reversed(range(len(node.attribute))):
@@ -181,14 +195,24 @@ def _made(name: str, value: Any, kind: int | None) -> AttributeProto:
             value = _as_kind(value, kind)
         made: AttributeProto = onnx.helper.make_attribute(name, _as_bytes(value), attr_type=kind)
     except KeyError as error:
-        raise EditError(f"its attribute {name} is no number or text, and cannot be edited here") from error
+        raise EditError(
+            f"its attribute {name} is no number or text, and cannot be edited here"
+        ) from error
     except (ValueError, TypeError, OverflowError, AssertionError) as error:
         raise EditError(f"its attribute {name} cannot be {value!r}") from error
     return made
 
 
-_SINGLE: dict[int, type] = {AttributeProto.INT: int, AttributeProto.FLOAT: float, AttributeProto.STRING: str}
-_SEVERAL: dict[int, type] = {AttributeProto.INTS: int, AttributeProto.FLOATS: float, AttributeProto.STRINGS: str}
+_SINGLE: dict[int, type] = {
+    AttributeProto.INT: int,
+    AttributeProto.FLOAT: float,
+    AttributeProto.STRING: str,
+}
+_SEVERAL: dict[int, type] = {
+    AttributeProto.INTS: int,
+    AttributeProto.FLOATS: float,
+    AttributeProto.STRINGS: str,
+}
 
 
 def _as_kind(value: Any, kind: int) -> Any:

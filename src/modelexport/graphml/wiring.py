@@ -14,7 +14,7 @@ import msgspec
 import onnx
 
 from modelexport.errors import FormatError
-from modelexport.graph import Graph, as_text, body_prefix, nested_graphs
+from modelexport.graph.flat import Graph, as_text, nested_graphs, subgraph_prefix
 from modelexport.graphml.dialect import INITIALIZER, INPUT, OUTPUT, SPARSE
 
 
@@ -46,7 +46,9 @@ class Wiring:
         self._sources: dict[str, int] = {}
         main = proto.graph
         weights = set(graph.initializers)
-        self._add(INPUT, "", [(v.name, v.name) if v.name not in weights else None for v in main.input])
+        self._add(
+            INPUT, "", [(v.name, v.name) if v.name not in weights else None for v in main.input]
+        )
         self._add_weights("", "", main)
         self._add(OUTPUT, "", [(v.name, v.name) for v in main.output])
         for index, bodies in graph.bodies.items():
@@ -56,20 +58,32 @@ class Wiring:
                 scope = body_scope(index, place)
                 names = [v.name for v in nested.input]
                 self._add(INPUT, scope, list(zip(names, body.inputs, strict=True)))
-                self._add_weights(scope, body_prefix(node.key, label), nested)
-                self._add(OUTPUT, scope, list(zip((v.name for v in nested.output), body.outputs, strict=True)))
+                self._add_weights(scope, subgraph_prefix(node.key, label), nested)
+                self._add(
+                    OUTPUT,
+                    scope,
+                    list(zip((v.name for v in nested.output), body.outputs, strict=True)),
+                )
         if len(graph.functions) != len(proto.functions):
-            raise FormatError("two local functions have the same name", hint="ONNX allows one of each")
-        for place, (declared, function) in enumerate(zip(graph.functions.values(), proto.functions, strict=True)):
+            raise FormatError(
+                "two local functions have the same name", hint="ONNX allows one of each"
+            )
+        for place, (declared, function) in enumerate(
+            zip(graph.functions.values(), proto.functions, strict=True)
+        ):
             scope = function_scope(place)
             self._add(INPUT, scope, list(zip(function.input, declared.inputs, strict=True)))
             self._add(OUTPUT, scope, list(zip(function.output, declared.outputs, strict=True)))
         self._places: dict[str, int] = {}
         for index, node in enumerate(graph.nodes):
             if len(node.outputs) > 1 or node.gaps:
-                places = filled(graph.protos[index].output) if node.gaps else range(len(node.outputs))
+                places = (
+                    filled(graph.protos[index].output) if node.gaps else range(len(node.outputs))
+                )
                 named = zip(node.outputs, places, strict=True)
-                self._places |= ((name, place) for name, place in named if graph.producer[name] == index)
+                self._places |= (
+                    (name, place) for name, place in named if graph.producer[name] == index
+                )
 
     def _add(self, kind: str, scope: str, named: Sequence[tuple[str, str] | None]) -> None:
         for position, names in enumerate(named):
@@ -154,7 +168,18 @@ def structure_digest(graph: Graph) -> str:
                 digest.update(attribute.SerializeToString())
     bodies = [(index, body) for index, found in graph.bodies.items() for body in found]
     for index, body in [*bodies, *enumerate(graph.functions.values())]:
-        digest.update(encode((index, body.label, body.inputs, body.outputs, list(body.initializers), body.declared)))
+        digest.update(
+            encode(
+                (
+                    index,
+                    body.label,
+                    body.inputs,
+                    body.outputs,
+                    list(body.initializers),
+                    body.declared,
+                )
+            )
+        )
     digest.update(encode((graph.inputs, graph.outputs, graph.initializers)))
     return digest.hexdigest()[:32]
 

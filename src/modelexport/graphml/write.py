@@ -11,8 +11,8 @@ from xml.sax.saxutils import escape
 
 import msgspec
 
-from modelexport.collector import collector_paused
-from modelexport.errors import ArgumentError
+from modelexport.errors import ArgumentError, plural
+from modelexport.garbage import pause_collector
 from modelexport.graphml import yed
 from modelexport.graphml.dialect import (
     FORMAT_VERSION,
@@ -36,11 +36,16 @@ from modelexport.graphml.scene import SHEET, Scene
 from modelexport.graphml.store import Embedded, Reference, Sidecar, Store, part_check
 from modelexport.graphml.views import attributes_text, plain
 from modelexport.graphml.wiring import Wiring, filled, scopes_of, structure_digest
-from modelexport.tagged.files import StrPath, as_path, mapped, opsets, stored_nodes
+from modelexport.onnx_file.atomic_write import check_output_path, transaction
+from modelexport.onnx_file.model_file import (
+    StrPath,
+    as_path,
+    initializer_fields,
+    open_mapped,
+    opset_imports,
+    stored_nodes,
+)
 from modelexport.tagged.model import TaggedModel
-from modelexport.tagged.staging import check_target, staging
-from modelexport.tagged.weights import weight_fields
-from modelexport.wording import plural
 
 _STEP = 500
 
@@ -73,11 +78,11 @@ def export_graphml(
     source = as_path(onnx)
     target = check_graphml(source, output_path, parameters)
     with ExitStack() as stack:
-        stack.enter_context(collector_paused())
-        data = stack.enter_context(mapped(source))
-        fields = weight_fields(data, source)
+        stack.enter_context(pause_collector())
+        data = stack.enter_context(open_mapped(source))
+        fields = initializer_fields(data, source)
         proto = without_nodes(data, fields, source)
-        stage = stack.enter_context(staging(target.parent))
+        stage = stack.enter_context(transaction(target.parent))
         store: Store = Embedded() if parameters == "embedded" else Reference(source.parent)
         apart: BinaryIO | None = None
         if parameters == "sidecar":
@@ -98,19 +103,27 @@ def export_graphml(
     modules = sum(group.kind == MODULE for group in writer.scene.groups)
     nodes, edges = len(writer.model.graph.nodes), len(writer.scene.sources)
     refused = writer.model.in_effect.refused
-    return GraphmlFiles(target, None if apart is None else data_path(target), nodes, modules, edges, refused)
+    return GraphmlFiles(
+        target, None if apart is None else data_path(target), nodes, modules, edges, refused
+    )
 
 
 def check_graphml(source: Path, output_path: StrPath | None, parameters: str) -> Path:
     """The path of the GraphML of a model, if one with its weights in this place can be written there."""
-    target = check_target(graphml_path(source) if output_path is None else output_path, suffix=".graphml")
+    target = check_output_path(
+        graphml_path(source) if output_path is None else output_path, suffix=".graphml"
+    )
     for path in (source, target):
         if plain(path.name) != path.name:
-            raise ArgumentError(f"XML cannot hold the name {plain(path.name)!r}", hint="rename the file")
+            raise ArgumentError(
+                f"XML cannot hold the name {plain(path.name)!r}", hint="rename the file"
+            )
     if source.resolve() in (target.resolve(), data_path(target).resolve()):
         raise ArgumentError(f"{source} is the model itself", hint="choose another output")
     check_mode(parameters)
-    if parameters == "reference" and not (_beside(source, target) and _beside(source, source.resolve())):
+    if parameters == "reference" and not (
+        _beside(source, target) and _beside(source, source.resolve())
+    ):
         raise ArgumentError(
             f"{target} is not beside {source.name} itself, whose weights it would refer to",
             hint="write it into the model's folder, or choose sidecar or embedded",
@@ -121,7 +134,9 @@ def check_graphml(source: Path, output_path: StrPath | None, parameters: str) ->
 def check_mode(parameters: str) -> None:
     """Raise for a place of weights that nobody knows."""
     if parameters not in MODES:
-        raise ArgumentError(f"there is no parameter mode {parameters!r}", hint=f"known: {', '.join(MODES)}")
+        raise ArgumentError(
+            f"there is no parameter mode {parameters!r}", hint=f"known: {', '.join(MODES)}"
+        )
 
 
 def _beside(first: Path, second: Path) -> bool:
@@ -163,11 +178,19 @@ class _Writer:
         put = self._file.write
         put("<?xml version='1.0' encoding='UTF-8'?>\n")
         put(f'<graphml xmlns="{GRAPHML}" xmlns:y="{YED}">\n')
-        for scope, keys, graphics in (("graph", ON_GRAPH, ""), ("node", ON_NODES, "node"), ("edge", ON_EDGES, "edge")):
+        for scope, keys, graphics in (
+            ("graph", ON_GRAPH, ""),
+            ("node", ON_NODES, "node"),
+            ("edge", ON_EDGES, "edge"),
+        ):
             for name, kind in keys.items():
-                put(f'<key id="{scope[0]}_{name}" for="{scope}" attr.name="{name}" attr.type="{kind}"/>\n')
+                put(
+                    f'<key id="{scope[0]}_{name}" for="{scope}" attr.name="{name}" attr.type="{kind}"/>\n'
+                )
             if graphics:
-                put(f'<key id="{graphics}graphics" for="{graphics}" yfiles.type="{graphics}graphics"/>\n')
+                put(
+                    f'<key id="{graphics}graphics" for="{graphics}" yfiles.type="{graphics}graphics"/>\n'
+                )
         put('<graph id="G" edgedefault="directed">\n')
         put(f'<data key="g_format_version">{FORMAT_VERSION}</data>')
         put(f'<data key="g_source">{escape(plain(self.model.path.name))}</data>\n')
@@ -179,7 +202,9 @@ class _Writer:
     def _card(self) -> None:
         """What the model says as a whole, on a node of its own: editors keep what is on nodes."""
         proto, scene = self.model.proto, self.scene
-        versions = ", ".join(f"{plain(domain)} {version}" for domain, version in opsets(proto).items())
+        versions = ", ".join(
+            f"{plain(domain)} {version}" for domain, version in opset_imports(proto).items()
+        )
         lines = [
             self.model.path.name,
             f"IR version {proto.ir_version}, opset {versions}",
@@ -259,7 +284,11 @@ class _Writer:
         put(f'<data key="nodegraphics">{graphics}</data></node>\n')
 
     def _operator(self, index: int) -> None:
-        node, proto, tag = self.model.graph.nodes[index], self.model.graph.protos[index], self.scene.tags[index]
+        node, proto, tag = (
+            self.model.graph.nodes[index],
+            self.model.graph.protos[index],
+            self.scene.tags[index],
+        )
         told = {
             "kind": OPERATOR,
             "operator": plain(node.op_type),
@@ -303,7 +332,9 @@ class _Writer:
                 }
             self._told(told)
         else:
-            self._told({"kind": group.kind, "name": plain(group.name), "scope": self._group_scopes[number]})
+            self._told(
+                {"kind": group.kind, "name": plain(group.name), "scope": self._group_scopes[number]}
+            )
         label = self._label(~number)
         boxes = self._layout.open_box(number), self._layout.closed_box(number)
         graphics = yed.group(boxes, closed, group.kind, group.depth, label, empty=not group.members)
@@ -321,7 +352,9 @@ class _Writer:
 
     def _told(self, told: Mapping[str, str]) -> None:
         """What is known, each under its key."""
-        data = [f'<data key="n_{name}">{escape(text)}</data>' for name, text in told.items() if text]
+        data = [
+            f'<data key="n_{name}">{escape(text)}</data>' for name, text in told.items() if text
+        ]
         self._file.write("".join(data))
 
     def _payload(self, exact: Exact) -> None:
@@ -341,7 +374,11 @@ class _Writer:
         put, scene, nodes = self._file.write, self.scene, self.model.graph.nodes
         for number in range(len(scene.sources)):
             self._count()
-            source, target, output = scene.sources[number], scene.targets[number], scene.outputs[number]
+            source, target, output = (
+                scene.sources[number],
+                scene.targets[number],
+                scene.outputs[number],
+            )
             if source >= self._operators:
                 key = self._wiring.terminal(source).key
                 name = self._wiring.terminal(source).name
@@ -357,7 +394,9 @@ class _Writer:
                 "source_output": str(output),
                 "target_input": str(scene.slots[number]),
             }
-            data = "".join(f'<data key="e_{name}">{escape(text)}</data>' for name, text in told.items() if text)
+            data = "".join(
+                f'<data key="e_{name}">{escape(text)}</data>' for name, text in told.items() if text
+            )
             put(
                 f'<edge id="e{number}" source="{self._identity(source)}" target="{self._identity(target)}">{data}'
                 f'<data key="edgegraphics">{yed.edge(shape[1:-1], self._layout.bends(source, target))}</data></edge>\n'
@@ -366,7 +405,9 @@ class _Writer:
     def _key(self, source: int, output: int) -> str:
         """The key of an operator's output, wherever the operator is."""
         node = self.model.graph.nodes[source]
-        return node.outputs[filled(self.model.graph.protos[source].output).index(output) if node.gaps else output]
+        return node.outputs[
+            filled(self.model.graph.protos[source].output).index(output) if node.gaps else output
+        ]
 
     def _identity(self, element: int) -> str:
         number = self._numbers[element]

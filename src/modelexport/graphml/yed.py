@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from xml.sax.saxutils import escape
 
-from modelexport.graphml.dialect import BODY, FUNCTION, INITIALIZER, INPUT, MODEL, MODULE, OPERATOR, OUTPUT, SPARSE
+from modelexport.graphml.dialect import (
+    BODY,
+    FUNCTION,
+    INITIALIZER,
+    INPUT,
+    MODEL,
+    MODULE,
+    OPERATOR,
+    OUTPUT,
+    SPARSE,
+)
 from modelexport.graphml.layout import HEADER, PADDING
 
 Place = tuple[float, float, float, float]
@@ -20,7 +30,9 @@ _SHAPES = {
 }
 _BY_DEPTH = ("#EEF3F8", "#DCE9F5", "#E3F1E5", "#FBF1DC", "#F1E6F7", "#DDF1F1")
 _BY_KIND = {BODY: "#FFF6CC", FUNCTION: "#ECE7DF", OPERATOR: "#FFFFFF"}
-_FONT = 'fontFamily="Dialog" fontStyle="plain" hasLineColor="false" textColor="#1C2733" visible="true"'
+_FONT = (
+    'fontFamily="Dialog" fontStyle="plain" hasLineColor="false" textColor="#1C2733" visible="true"'
+)
 
 
 def shape(box: Place, kind: str, label: str) -> str:
@@ -35,11 +47,14 @@ def shape(box: Place, kind: str, label: str) -> str:
     )
 
 
-def group(boxes: tuple[Place, Place], closed: bool, kind: str, depth: int, label: str, *, empty: bool) -> str:
+def group(
+    boxes: tuple[Place, Place], closed: bool, kind: str, depth: int, label: str, *, empty: bool
+) -> str:
     """A node with members: once open and once closed, one of which is shown."""
     fill = _BY_DEPTH[(depth - 1) % len(_BY_DEPTH)] if kind == MODULE else _BY_KIND[kind]
     faces = "".join(
-        _face(box, boxes[1], fill, state, label, empty) for box, state in zip(boxes, (False, True), strict=True)
+        _face(box, boxes[1], fill, state, label, empty)
+        for box, state in zip(boxes, (False, True), strict=True)
     )
     return f'<y:ProxyAutoBoundsNode><y:Realizers active="{int(closed)}">{faces}</y:Realizers></y:ProxyAutoBoundsNode>'
 

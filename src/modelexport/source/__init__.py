@@ -1,1 +1,1 @@
-"""Where a model and its example inputs come from."""
+"""Where models and example inputs come from."""

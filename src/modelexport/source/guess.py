@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from modelexport.hierarchy.capture import named_args
-from modelexport.source.specs import InputSpec
+from modelexport.capture.module_tree import named_args
+from modelexport.source.input_specs import InputSpec
 
 _LENGTH = 8
 _SAMPLES = 4000
@@ -21,7 +21,14 @@ _GRID = 4
 
 _IMAGE_SIZES = ("image_size", "img_size", "input_size", "crop_size")
 _CHANNELS = ("num_channels", "in_channels", "in_chans", "num_input_channels")
-_BINS = ("num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", "feature_dim", "input_dim")
+_BINS = (
+    "num_mel_bins",
+    "n_mels",
+    "feature_size",
+    "input_feat_per_channel",
+    "feature_dim",
+    "input_dim",
+)
 _STEPS = ("max_source_positions", "max_length", "context_length")
 
 
@@ -48,7 +55,9 @@ def guesses(model: nn.Module) -> Iterator[dict[str, InputSpec]]:
 def suggestion(model: nn.Module) -> dict[str, InputSpec]:
     """One set of inputs to start a specs file from: the likeliest guess, and a placeholder for what is unknown."""
     guessed = next(guesses(model), {})
-    unknown = [name for name, required in named_args(model).items() if required and name not in guessed]
+    unknown = [
+        name for name, required in named_args(model).items() if required and name not in guessed
+    ]
     return {**guessed, **dict.fromkeys(unknown, InputSpec((1, _LENGTH)))}
 
 
@@ -66,7 +75,9 @@ def _choices(name: str, config: Any) -> list[InputSpec]:
     channels = _first(config, _CHANNELS, 3)
     size = _first(config, _IMAGE_SIZES, 224)
     patch = _first(config, ("patch_size",), 16)
-    patches = InputSpec((_GRID**3, channels * _first(config, ("temporal_patch_size",), 1) * patch**2))
+    patches = InputSpec(
+        (_GRID**3, channels * _first(config, ("temporal_patch_size",), 1) * patch**2)
+    )
     bins = _first(config, _BINS, 80)
     if name.endswith("input_ids"):
         length = _LENGTH if name == "input_ids" else _LENGTH // 2
@@ -78,13 +89,27 @@ def _choices(name: str, config: Any) -> list[InputSpec]:
         frames = InputSpec((1, _first(config, ("num_frames",), _FRAMES), channels, size, size))
         return [InputSpec((1, channels, size, size)), video, frames, patches]
     if name == "pixel_values_videos":
-        return [InputSpec((1, _first(config, ("num_frames", "frames_per_clip"), _FRAMES), channels, size, size))]
+        return [
+            InputSpec(
+                (
+                    1,
+                    _first(config, ("num_frames", "frames_per_clip"), _FRAMES),
+                    channels,
+                    size,
+                    size,
+                )
+            )
+        ]
     if name == "input_values":
         steps = _first(config, _STEPS, 32)
         return [InputSpec((1, _SAMPLES)), InputSpec((1, steps, bins)), InputSpec((1, 1, _SAMPLES))]
     if name == "input_features":
         steps = 2 * _first(config, _STEPS, 32)
-        return [InputSpec((1, bins, steps)), InputSpec((1, steps, bins)), InputSpec((1, 1, steps, bins))]
+        return [
+            InputSpec((1, bins, steps)),
+            InputSpec((1, steps, bins)),
+            InputSpec((1, 1, steps, bins)),
+        ]
     if name in ("hidden_states", "inputs_embeds", "inputs"):
         width = _first(config, ("hidden_size", "d_model", "dim"), 16)
         return [InputSpec((1, _LENGTH, width)), InputSpec((_LENGTH, width)), patches]

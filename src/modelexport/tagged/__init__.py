@@ -1,1 +1,1 @@
-"""Tagged models on disk: how tags are written into a file, read back, and taken out again."""
+"""The map: records, tables, the tagged model, strip and scrub."""

@@ -1,32 +1,36 @@
-"""Takes the map out of a tagged file again: what is left are the bytes of the baseline."""
+"""Take the map out of a file (strip), or the metadata of the exporter (scrub)."""
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
 
 from modelexport.errors import ArgumentError
-from modelexport.tagged import codec, wire
-from modelexport.tagged.files import (
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.atomic_write import check_output_path, transaction
+from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
-    check_not_overwritten,
+    check_no_overwrite,
     external_files,
-    mapped,
-    parse,
-    present_data_file,
+    open_mapped,
+    parse_model,
+    require_data_file,
 )
-from modelexport.tagged.sidecar import METADATA_KEY
-from modelexport.tagged.staging import check_target, staging
+from modelexport.tagged.records import METADATA_KEY, decode_tag
 
 
-def stripped(data: wire.Buffer) -> list[wire.Buffer]:
+def stripped_chunks(data: wire.Buffer) -> list[wire.Buffer]:
     """The bytes without our tags and metadata, in pieces."""
     return wire.rewrite(data, _original_doc, drop_metadata=METADATA_KEY)
 
 
 def _original_doc(doc_string: bytes | None) -> bytes | None:
-    tag = None if doc_string is None else codec.decode(doc_string)
+    tag = None if doc_string is None else decode_tag(doc_string)
     if tag is None:
         return doc_string
     return None if tag.doc is None else tag.doc.encode()
@@ -37,23 +41,91 @@ def strip(source: StrPath, target: StrPath) -> Path:
 
     Where the weights are in a data file and `target` is in another folder, the data file is copied along.
     """
-    return write_stripped(source, target)[0]
+    return strip_file(source, target)[0]
 
 
-def write_stripped(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
+def strip_file(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
     """The same, with the names of the data files that the target needs."""
-    source, target = as_path(source), check_target(target)
-    with mapped(source) as data, staging(target.parent) as stage:
-        proto = parse(data, source)
-        check_not_overwritten(source, proto, target)
+    source, target = as_path(source), check_output_path(target)
+    with open_mapped(source) as data, transaction(target.parent) as stage:
+        proto = parse_model(data, source)
+        check_no_overwrite(source, proto, target)
         names = external_files(proto)
         if target in (target.parent / name for name in names):
             told = f"output {target.name} has the name of a data file of {source.name}"
             raise ArgumentError(told, hint="choose another output")
-        files = [present_data_file(source, name) for name in names]
+        files = [require_data_file(source, name) for name in names]
         if source.parent.resolve() != target.parent.resolve():
             for number, (name, file) in enumerate(zip(names, files, strict=True)):
                 stage.place(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
-        stage.place(stage.write("model", stripped(data)), target.name)
+        stage.place(stage.write("model", stripped_chunks(data)), target.name)
         stage.commit()
     return target, names
+
+
+_ASIDE = ("doc_string", "metadata_props")
+
+
+def check_no_graph_text(scrub: bool, *graph_files: object) -> None:
+    """The exporters' own graphs, as text, are full of what scrubbing takes out."""
+    if scrub and any(file is not None for file in graph_files):
+        raise ArgumentError(
+            "the exporter's own graph tells paths and source lines, which scrubbing leaves out",
+            hint="export once with --scrub, and once with --jit-graph or --fx-graph",
+        )
+
+
+class _ScrubPlan(NamedTuple):
+    """The fields of one kind of message that go, and those that hold messages in which some go."""
+
+    dropped: frozenset[int]
+    entered: dict[int, Any]
+
+
+def scrub_bytes(data: wire.Buffer) -> bytes:
+    """The same model without a word beside its graph."""
+    return b"".join(_scrubbed_message(data, 0, len(data), onnx.ModelProto.DESCRIPTOR))
+
+
+@functools.cache
+def _scrub_plan(kind: Any) -> _ScrubPlan:
+    dropped = frozenset(field.number for field in kind.fields if field.name in _ASIDE)
+    inside = {
+        field.number: field.message_type for field in kind.fields if field.message_type is not None
+    }
+    return _ScrubPlan(
+        dropped,
+        {n: child for n, child in inside.items() if n not in dropped and _speaks(child, set())},
+    )
+
+
+def _speaks(kind: Any, seen: set[Any]) -> bool:
+    """Whether a message of this kind, or one inside it, has words in it."""
+    if kind in seen:
+        return False
+    seen.add(kind)
+    return any(
+        field.name in _ASIDE
+        or (field.message_type is not None and _speaks(field.message_type, seen))
+        for field in kind.fields
+    )
+
+
+def _scrubbed_message(data: wire.Buffer, start: int, end: int, kind: Any) -> list[wire.Buffer]:
+    plan = _scrub_plan(kind)
+    pieces: list[wire.Buffer] = []
+    kept_from = start
+    for field in wire.fields(data, start, end):
+        child = plan.entered.get(field.number)
+        if field.number not in plan.dropped and child is None:
+            continue
+        if kept_from < field.start:
+            pieces.append(data[kept_from : field.start])
+        if child is not None:
+            pieces += wire.delimited(
+                field.number, _scrubbed_message(data, field.body, field.end, child)
+            )
+        kept_from = field.end
+    if kept_from < end:
+        pieces.append(data[kept_from:end])
+    return pieces

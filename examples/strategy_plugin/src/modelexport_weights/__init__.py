@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from modelexport import Strategy
-from modelexport.attribution.evidence import Evidence, Facts
-from modelexport.attribution.scopes import by_scope
+from modelexport.attribution.evidence import Evidence, Facts, by_scope
 from modelexport.attribution.strategies import ROOT
-from modelexport.baseline.trace import Site
+from modelexport.capture.trace import Site
 
 
 def by_weights(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
     """What the exporter recorded, for nodes that read an initializer."""
     held = set(facts.graph.initializers)
     nodes = facts.graph.nodes
-    return {index: site for index, site in by_scope(facts, settled).items() if held.intersection(nodes[index].inputs)}
+    return {
+        index: site
+        for index, site in by_scope(facts, settled).items()
+        if held.intersection(nodes[index].inputs)
+    }
 
 
 def by_upstream(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:

@@ -1,0 +1,1 @@
+"""Everything that touches an exporter: inputs, model state, module tree, calls and traces."""

@@ -1,0 +1,207 @@
+"""The state of the caller's model: borrow it for an export and restore it."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
+
+from modelexport.errors import ArgumentError
+
+EXPORT_LOCK = threading.RLock()
+"""torch's exporters keep global state, and so does `quiet`: one export or silent run at a time in a process."""
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrappers of torch.compile and torch.nn.parallel, which add to its module paths."""
+    compiler = sys.modules.get(
+        "torch._dynamo.eval_frame"
+    )  # slow to import; before that nothing is compiled
+    while True:
+        if compiler is not None and isinstance(model, compiler.OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
+
+
+_INLINE_LIMIT = 2**31 - 2**24
+
+
+def exceeds_one_file(model: nn.Module) -> bool:
+    """Whether the weights are more than a protobuf can hold, which is 2 GiB."""
+    return (
+        sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+        > _INLINE_LIMIT
+    )
+
+
+@contextmanager
+def preserve_model(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the time of the block; afterwards the model is as it was.
+
+    That is: its modules with their attributes, the contents of the dicts, lists and sets among those, the values of
+    its buffers, and what is to have gradients. Not the values of parameters, which would take a copy of them all.
+    """
+    modules = [
+        module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    scripted = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
+    training = [module.training for module in scripted]
+    attributes = [(module, dict(module.__dict__), _contents(module)) for module in modules]
+    buffers = [(buffer, buffer.detach().clone(), buffer.is_leaf) for buffer in model.buffers()]
+    gradients = [
+        (parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()
+    ]
+    try:
+        for module in (*modules, *scripted):
+            module.training = False
+        yield
+    finally:
+        for module, plain, contents in attributes:
+            _restore(module.__dict__, plain)
+            for live, saved in contents:
+                _restore(live, saved)
+        for module, was in zip(scripted, training, strict=True):
+            module.training = was
+        for parameter, needs_grad, grad in gradients:
+            parameter.requires_grad = needs_grad
+            parameter.grad = grad
+        for buffer, copy, was_leaf in buffers:
+            _put_back(buffer, copy, was_leaf)
+
+
+def _put_back(buffer: torch.Tensor, copy: torch.Tensor, was_leaf: bool) -> None:
+    """A buffer's value as it was; torch does not count every write to one, so it is compared."""
+    if was_leaf and not buffer.is_leaf:  # a result of parameters was written to it
+        buffer.detach_()
+    with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+        if buffer.shape != copy.shape or buffer.dtype != copy.dtype:
+            buffer.data = copy
+        elif not torch.equal(buffer, copy):
+            buffer.copy_(copy)
+
+
+_Container = dict[Any, Any] | list[Any] | set[Any]
+
+
+def _contents(module: nn.Module) -> list[tuple[_Container, _Container]]:
+    """What a module's dicts, lists and sets hold: submodules, parameters, buffers, hooks, and caches of its own."""
+    containers = [
+        value for value in module.__dict__.values() if isinstance(value, dict | list | set)
+    ]
+    return [
+        (value, dict(value) if isinstance(value, dict) else list(value)) for value in containers
+    ]
+
+
+def _restore(live: _Container, saved: _Container) -> None:
+    if len(live) == len(saved) and all(map(operator.is_, _items(live), _items(saved))):
+        return
+    live.clear()
+    if isinstance(live, list):
+        live.extend(saved)
+    else:
+        live.update(saved)
+
+
+def _items(container: _Container) -> Iterator[Any]:
+    """What a container holds, in order: of a dict its keys and its values."""
+    return chain(container, container.values() if isinstance(container, dict) else ())
+
+
+def check_has_weights(model: nn.Module | ExportedProgram) -> None:
+    """Raise for a model whose parameters or buffers have no values yet."""
+    tensors = dict((*model.named_parameters(), *model.named_buffers()))
+    if any(map(is_lazy, tensors.values())):
+        raise ArgumentError(
+            "the model has lazy modules without weights", hint="run it once on its inputs first"
+        )
+    meta = next((name for name, tensor in tensors.items() if tensor.is_meta), None)
+    if meta is not None:
+        raise ArgumentError(
+            f"the model has no weights: {meta} is on the meta device",
+            hint="load the weights first, as with load_state_dict(..., assign=True), or build it on a real device",
+        )
+
+
+@contextmanager
+def swap_attributes(owner: Any, **replacements: Any) -> Iterator[None]:
+    """Other values for some attributes of a module or object while the block runs."""
+    originals = {name: getattr(owner, name) for name in replacements}
+    try:
+        for name, value in replacements.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in originals.items():
+            setattr(owner, name, value)
+
+
+@contextmanager
+def silence_torch(verbose: bool) -> Iterator[None]:
+    """Keep torch's warnings, prints and log lines off the screen unless asked for.
+
+    Holds the lock: `sys.stdout`, the warning filters and the loggers belong to the whole process, and two
+    blocks that overlap in two threads would each restore what the other one had set.
+    """
+    with EXPORT_LOCK:
+        if verbose:
+            yield
+        else:
+            with _silenced():
+                yield
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    roots = [logging.getLogger(name) for name in _NOISY]
+    levels = [logger.level for logger in roots]
+    own_level = [logger for logger in _noisy_loggers() if logger.level and not logger.disabled]
+    torch._C._jit_set_onnx_log_enabled(False)
+    try:
+        # The tracer means to restore this switch and turns it on instead: it prints whole graphs when it fails.
+        with (
+            warnings.catch_warnings(),
+            swap_attributes(torch._C, _jit_set_onnx_log_enabled=lambda enabled: None),
+            open(os.devnull, "w") as nowhere,
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+        ):
+            warnings.simplefilter("ignore")
+            for logger in roots:
+                logger.setLevel(logging.CRITICAL + 1)
+            for logger in own_level:
+                logger.disabled = True
+            yield
+    finally:
+        for logger, level in zip(roots, levels, strict=True):
+            logger.setLevel(level)
+        for logger in own_level:
+            logger.disabled = False
+
+
+_NOISY = ("torch", "onnxscript", "onnx_ir")
+
+
+def _noisy_loggers() -> list[logging.Logger]:
+    """The loggers below the noisy ones; those with a level of their own do not heed their parent's."""
+    loggers = logging.root.manager.loggerDict
+    return [
+        logger
+        for name, logger in loggers.items()
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in _NOISY and "." in name
+    ]

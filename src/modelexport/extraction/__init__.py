@@ -1,0 +1,1 @@
+"""Extract modules as models of their own, and partition a model."""

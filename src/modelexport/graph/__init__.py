@@ -1,0 +1,1 @@
+"""ONNX structure: a flat view, nested subgraphs, order and type inference."""

@@ -1,1 +1,0 @@
-"""The module tree of a model, its tags, and the record of its calls."""

@@ -1,0 +1,190 @@
+"""Tags: which modules are shown, and the readable name of each."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.modules.tree import Module, ModuleTree
+
+DEFAULT_TORCH_NN = (
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "LayerNorm",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "Embedding",
+)
+ALL = "all"
+NONE = "none"
+
+_BREAKS_A_TAG = re.compile(r"[%/\s\x00-\x1f\x7f-\x9f]")
+_BREAKS_A_CLASS = re.compile(r"[%/.\s\x00-\x1f\x7f-\x9f]")
+
+
+class TagPolicy(msgspec.Struct, frozen=True):
+    """Which modules are shown in tags.
+
+    `torch_nn` names the torch classes that are shown (or is `"all"`, `"none"`); `include` and
+    `exclude` are globs on a qualified class name or a module path, and `exclude` wins;
+    `max_depth` is the greatest number of segments a tag may have. The root is always shown.
+    """
+
+    torch_nn: tuple[str, ...] | str = DEFAULT_TORCH_NN
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    max_depth: int | None = None
+
+    def shows(self, module: Module) -> bool:
+        if _matches(module, self.exclude):
+            return False
+        if _matches(module, self.include) or not module.from_torch:
+            return True
+        if isinstance(self.torch_nn, str):
+            return self.torch_nn == ALL
+        return module.class_name in self.torch_nn
+
+
+def make_policy(
+    torch_nn_exceptions: Sequence[str] | str | None = None,
+    include: Sequence[str] | str | None = None,
+    exclude: Sequence[str] | str | None = None,
+    max_depth: int | None = None,
+) -> TagPolicy:
+    """A policy from the arguments of `export_model`, checked."""
+    if max_depth is not None and (isinstance(max_depth, bool) or not isinstance(max_depth, int)):
+        raise ArgumentTypeError(f"max_depth must be a whole number, not {type(max_depth).__name__}")
+    if max_depth is not None and max_depth < 1:
+        raise ArgumentError(
+            f"max_depth is {max_depth}", hint="1 keeps only the root, 2 its children too"
+        )
+    torch_nn: tuple[str, ...] | str
+    if torch_nn_exceptions is None:
+        torch_nn = DEFAULT_TORCH_NN
+    elif isinstance(torch_nn_exceptions, str) and torch_nn_exceptions in (ALL, NONE):
+        torch_nn = torch_nn_exceptions
+    else:
+        torch_nn = _names(torch_nn_exceptions, "torch_nn_exceptions")
+    return TagPolicy(torch_nn, _names(include, "include"), _names(exclude, "exclude"), max_depth)
+
+
+def _names(value: Sequence[str] | str | None, argument: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return tuple(name.strip() for name in value.split(",") if name.strip())
+    names = tuple(value)
+    if not all(isinstance(name, str) for name in names):
+        raise ArgumentTypeError(f"{argument} must hold names", hint='for example ["LayerNorm"]')
+    return names
+
+
+def unmatched_names(policy: TagPolicy, classes: Mapping[str, str]) -> dict[str, list[str]]:
+    """By option, what a policy names and no module is; `classes` are the qualified classes by path."""
+    own = (
+        policy.torch_nn
+        if policy.torch_nn is not DEFAULT_TORCH_NN and not isinstance(policy.torch_nn, str)
+        else ()
+    )
+    known = {name.rpartition(".")[2] for name in classes.values()}
+    idle = {"torch_nn": [name for name in own if name not in known]}
+    for option, globs in (("include", policy.include), ("exclude", policy.exclude)):
+        idle[option] = [
+            glob
+            for glob in globs
+            if not any(_is_named(name, path, glob) for path, name in classes.items())
+        ]
+    return idle
+
+
+def _matches(module: Module, globs: tuple[str, ...]) -> bool:
+    return any(_is_named(module.qualified_class, module.path, glob) for glob in globs)
+
+
+def _is_named(qualified_class: str, path: str, glob: str) -> bool:
+    return fnmatchcase(qualified_class, glob) or fnmatchcase(path, glob)
+
+
+def assign_tags(tree: ModuleTree, policy: TagPolicy) -> dict[str, str | None]:
+    """The tag of every module; None for a hidden one. Tags and shown modules are one-to-one."""
+    shown_parent, shown = _find_shown(tree, policy)
+    siblings: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for path in shown:
+        if path:
+            siblings[shown_parent[path], tree[path].class_name].append(path)
+    tags: dict[str, str | None] = dict.fromkeys(tree, None)
+    tags[""] = f"/{_encode(tree[''].class_name, _BREAKS_A_CLASS)}"
+    suffixes: dict[str, str] = {}
+    for (parent, _), group in siblings.items():
+        suffixes.update(_suffixes(parent, group))
+    for path in shown:
+        if path:
+            segment = _encode(tree[path].class_name, _BREAKS_A_CLASS)
+            suffix = suffixes[path]
+            tags[path] = f"{tags[shown_parent[path]]}/{segment}{'.' if suffix else ''}{suffix}"
+    return tags
+
+
+def nearest_tags(tree: ModuleTree, tags: dict[str, str | None]) -> dict[str, str]:
+    """The tag that a node of each module carries: its own, or that of its nearest shown ancestor."""
+    carried: dict[str, str] = {}
+    for path in tree:
+        own = tags[path]
+        carried[path] = own if own is not None else carried[tree.parent(path) or ""]
+    return carried
+
+
+def _find_shown(tree: ModuleTree, policy: TagPolicy) -> tuple[dict[str, str], list[str]]:
+    """The nearest shown ancestor of each module, and the shown modules in tree order."""
+    nearest: dict[str, str] = {}
+    depth: dict[str, int] = {"": 1}
+    shown = [""]
+    for path in tree:
+        if not path:
+            continue
+        parent = tree.parent(path) or ""
+        nearest[path] = parent if parent in depth else nearest[parent]
+        room = policy.max_depth is None or depth[nearest[path]] < policy.max_depth
+        if room and policy.shows(tree[path]):
+            depth[path] = depth[nearest[path]] + 1
+            shown.append(path)
+    return nearest, shown
+
+
+def _suffixes(parent: str, group: list[str]) -> dict[str, str]:
+    """For same-class siblings, the shortest tail of each path that no other of them ends in."""
+    parts = {path: path[len(parent) + 1 if parent else 0 :].split(".") for path in group}
+    if len(group) == 1 and not parts[group[0]][-1].isdecimal():
+        return {group[0]: ""}
+    suffixes: dict[str, str] = {}
+    pending = group
+    length = 1
+    while pending:
+        tails: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for path in group:
+            tails[tuple(parts[path][-length:])].append(path)
+        undecided = []
+        for path in pending:
+            tail = tuple(parts[path][-length:])
+            if len(tails[tail]) == 1 or len(parts[path]) <= length:
+                suffixes[path] = ".".join(_encode(part, _BREAKS_A_TAG) for part in tail)
+            else:
+                undecided.append(path)
+        pending = undecided
+        length += 1
+    return suffixes
+
+
+def _encode(text: str, breaking: re.Pattern[str]) -> str:
+    def escape(match: re.Match[str]) -> str:
+        return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
+
+    return breaking.sub(escape, text)

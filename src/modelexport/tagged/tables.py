@@ -1,0 +1,189 @@
+"""The tables of the sidecar: nodes, values and statistics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import onnx
+
+from modelexport.graph.flat import Graph, Node
+from modelexport.modules.record import AUXILIARY, ModuleRecord, NodeTag
+from modelexport.onnx_file.digests import node_digests, topology_digest
+from modelexport.tagged.records import (
+    FORMAT,
+    EmbeddedMap,
+    ExportRecord,
+    ModelRecord,
+    NodeRecord,
+    Sidecar,
+    Statistics,
+    TensorInfo,
+    TensorRecord,
+    encode_sidecar,
+    text_digest,
+)
+
+
+def embedded_map(s: Sidecar, tags_digest: str) -> EmbeddedMap:
+    """What of the map goes into the model file itself."""
+    bare = EmbeddedMap(
+        format=s.format,
+        strategy=s.export.strategy,
+        exporter=s.export.exporter,
+        model=s.model,
+        export=s.export,
+        modules=s.modules,
+        topology=s.statistics.topology,
+        tags_digest=tags_digest,
+        sidecar_digest=text_digest(encode_sidecar(s)),
+    )
+    return msgspec.structs.replace(bare, digest=bare.computed_digest())
+
+
+def complete_sidecar(
+    graph: Graph,
+    node_tags: Sequence[NodeTag | None],
+    model: ModelRecord,
+    export: ExportRecord,
+    modules: dict[str, ModuleRecord],
+) -> Sidecar:
+    """The whole sidecar, from what a tagged file says of itself."""
+    primary = [None if tag is None else tag.hierarchy_path for tag in node_tags]
+    attributes = node_digests(graph)
+    nodes = node_records(graph, node_tags, attributes)
+    tensors = tensor_records(graph, primary, consumer_tags(graph, primary))
+    return Sidecar(
+        format=FORMAT,
+        model=model,
+        export=export,
+        modules=modules,
+        expected_hierarchy=expected_hierarchy(modules),
+        nodes=nodes,
+        tensors=tensors,
+        statistics=compute_statistics(
+            nodes, modules, len(tensors), topology_digest(graph, attributes)
+        ),
+    )
+
+
+def expected_hierarchy(modules: dict[str, ModuleRecord]) -> tuple[str, ...]:
+    """The tags of the modules that ran, in order of first execution."""
+    ran = [
+        (r.execution_order, r.tag)
+        for r in modules.values()
+        if r.execution_order is not None and r.tag is not None
+    ]
+    return tuple(tag for _, tag in sorted(ran))
+
+
+def consumer_tags(graph: Graph, primary: Sequence[str | None]) -> dict[str, tuple[str, ...]]:
+    """For each tensor that is read by tagged nodes their tags, sorted."""
+    single: dict[str, tuple[str, ...]] = {}
+    found: dict[str, tuple[str, ...]] = {}
+    several: dict[str, set[str]] = {}
+    for node, tag in zip(graph.nodes, primary, strict=True):
+        if tag is None:
+            continue
+        for name in node.inputs:
+            first = found.get(name)
+            if first is None:
+                found[name] = single.setdefault(tag, (tag,))
+            elif first[0] != tag:
+                several.setdefault(name, {first[0]}).add(tag)
+    found.update((name, tuple(sorted(tags))) for name, tags in several.items())
+    return found
+
+
+def tags_of_node(node: Node, own: str, consumers: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """A node's own tag, then those of the other modules that read what it makes, sorted."""
+    outputs = node.outputs
+    if len(outputs) == 1:
+        readers = consumers.get(outputs[0])
+        if readers is None or (len(readers) == 1 and readers[0] == own):
+            return (own,)
+        return (own, *[tag for tag in readers if tag != own])
+    others = {tag for name in outputs for tag in consumers.get(name, ()) if tag != own}
+    return (own, *sorted(others))
+
+
+def node_records(
+    graph: Graph, node_tags: Sequence[NodeTag | None], attributes: Sequence[str | None]
+) -> dict[str, NodeRecord]:
+    records: dict[str, NodeRecord] = {}
+    for node, tag, digest in zip(graph.nodes, node_tags, attributes, strict=True):
+        records[node.key] = NodeRecord(
+            name=node.name,
+            op_type=node.op_type,
+            module=None if tag is None else tag.hierarchy_module,
+            tag=None if tag is None else tag.hierarchy_path,
+            tags=() if tag is None else tag.hierarchy_tags,
+            method=None if tag is None else tag.hierarchy_method,
+            call=None if tag is None else tag.hierarchy_call,
+            inputs=node.inputs,
+            attributes=digest,
+            covers=msgspec.UNSET if tag is None else tag.hierarchy_covers or msgspec.UNSET,
+        )
+    return records
+
+
+def tensor_records(
+    graph: Graph, primary: Sequence[str | None], consumers: Mapping[str, tuple[str, ...]]
+) -> dict[str, TensorRecord]:
+    """For every tensor the tag of its producer and those of its consumers."""
+    records = {
+        name: TensorRecord(None, consumers.get(name, ()))
+        for name in (*graph.inputs, *graph.initializers)
+    }
+    for node, tag in zip(graph.nodes, primary, strict=True):
+        for name in node.outputs:
+            records[name] = TensorRecord(tag, consumers.get(name, ()))
+    return records
+
+
+def compute_statistics(
+    nodes: dict[str, NodeRecord], modules: dict[str, ModuleRecord], tensors: int, topology: str
+) -> Statistics:
+    methods = Counter(record.method for record in nodes.values() if record.method is not None)
+    tagged = sum(methods.values())
+    return Statistics(
+        nodes=len(nodes),
+        tagged_nodes=tagged,
+        coverage=tagged / len(nodes) if nodes else 1.0,
+        tags=len({record.tag for record in nodes.values() if record.tag is not None}),
+        auxiliary_nodes=sum(count for method, count in methods.items() if method in AUXILIARY),
+        methods=dict(sorted(methods.items())),
+        modules=len(modules),
+        module_status=dict(sorted(Counter(record.status for record in modules.values()).items())),
+        tensors=tensors,
+        topology=topology,
+    )
+
+
+def tensor_infos(values: Sequence[onnx.ValueInfoProto]) -> tuple[TensorInfo, ...]:
+    return tuple(_tensor_info(value) for value in values)
+
+
+def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
+    tensor = value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        return TensorInfo(value.name, value.type.WhichOneof("value") or "unknown", ())
+    return TensorInfo(
+        value.name, dtype_name(tensor.elem_type), tuple(map(dim_size, tensor.shape.dim))
+    )
+
+
+def dtype_name(data_type: int) -> str:
+    """ONNX's name of an element type."""
+    try:
+        return str(onnx.TensorProto.DataType.Name(data_type)).lower()
+    except ValueError:
+        return f"type {data_type}"
+
+
+def dim_size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    """The size of an axis, its name, or None."""
+    if dim.HasField("dim_value"):
+        return dim.dim_value
+    return dim.dim_param or None

@@ -1,0 +1,1 @@
+"""Compare ONNX Runtime with PyTorch, module by module."""

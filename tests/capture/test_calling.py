@@ -1,0 +1,422 @@
+"""How models are called for an export, and that they come back as they were."""
+
+from __future__ import annotations
+
+import copy
+import io
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import modelexport
+from architectures import ARCHITECTURES
+from modelexport.capture.inputs import ModelInputs, bind_inputs, check_model_runs, parse_inputs
+from modelexport.capture.model_state import preserve_model, silence_torch
+from modelexport.capture.outputs import OutputFilter
+from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError
+from proof import hooks_of
+from zoo import ZOO
+
+pytestmark = pytest.mark.sanity
+A, B, C = torch.randn(3, 1, 4).unbind()
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("count", torch.zeros(1))
+        self.seen: object = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.seen = self.fc(x)
+        return self.drop(self.seen)
+
+
+class Breaks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        self.fc.mark = y
+        raise RuntimeError("this model cannot run")
+
+
+@pytest.mark.must
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_the_model_leaves_as_it_came(strategy: str, tmp_path: Path) -> None:
+    model = Stateful()
+    model.drop.eval()
+    seen: list[Tensor] = []
+    model.fc.register_forward_hook(lambda module, args, output: seen.append(output))
+    before = [dict(module.__dict__) for module in model.modules()]
+    modelexport.export_model(model, (torch.randn(2, 4),), tmp_path / "m.onnx", strategy=strategy)
+    assert [dict(module.__dict__) for module in model.modules()] == before
+    assert model.training
+    assert not model.drop.training
+    assert model.count.item() == 0
+    assert model.seen is None
+    assert hooks_of(model) == 1
+
+
+@pytest.mark.must
+@pytest.mark.parametrize("strategy", ["fx", "htp", "auto"])
+def test_also_after_a_failed_export(strategy: str, tmp_path: Path) -> None:
+    model = Breaks()
+    before = [dict(module.__dict__) for module in model.modules()]
+    with pytest.raises(ExportError, match="this model cannot run"):
+        modelexport.export_model(
+            model, (torch.randn(2, 4),), tmp_path / "m.onnx", strategy=strategy
+        )
+    assert [dict(module.__dict__) for module in model.modules()] == before
+    assert hooks_of(model) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_preserved_restores_what_forward_replaces() -> None:
+    model = nn.Linear(2, 2)
+    weight = model.weight
+    with preserve_model(model):
+        model.weight = nn.Parameter(torch.zeros(2, 2))
+        model.register_buffer("extra", torch.ones(1))
+        model.note = 1  # type: ignore[assignment]
+    assert model.weight is weight
+    assert not hasattr(model, "extra")
+    assert not hasattr(model, "note")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [torch.ones(1), (torch.ones(1), 2), [torch.ones(1)], {"x": torch.ones(1), "flag": True}],
+)
+def test_inputs_that_are_taken(inputs: object) -> None:
+    read = parse_inputs(inputs)
+    assert len(read.args) + len(read.kwargs) == (
+        1 if isinstance(inputs, torch.Tensor) else len(inputs)
+    )
+
+
+@pytest.mark.parametrize(
+    "inputs", ["text", 3, None, np.ones(2), (np.ones(2),), {"x": object()}, {1: torch.ones(1)}]
+)
+def test_inputs_that_are_refused(inputs: object) -> None:
+    with pytest.raises(ArgumentTypeError) as caught:
+        parse_inputs(inputs)
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("strategy", "order"), [("fx", ["second", "first"]), ("htp", ["first", "second"])]
+)
+def test_keyword_inputs_in_any_order(strategy: str, order: list[str], tmp_path: Path) -> None:
+    """The graph has them as torch takes them: dynamo as they are given, torch.jit as forward has them."""
+    model, inputs = ZOO["keywords_out_of_order"]()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    assert [value.name for value in report.hierarchy.export.inputs] == order
+    assert modelexport.verify(model, inputs, report.onnx_path).agrees
+    named = modelexport.export_model(
+        model, inputs, tmp_path / "n.onnx", strategy=strategy, input_names=["one", "two"]
+    )
+    assert modelexport.verify(model, inputs, named.onnx_path).agrees
+
+
+def test_a_dict_at_the_end_holds_keywords_if_it_can() -> None:
+    model, (scale, fields) = ZOO["dict_at_the_end"]()
+    assert bind_inputs(model, ModelInputs((scale, fields), {})).args == (scale, fields)
+    assert bind_inputs(model, ModelInputs((scale, fields, {}), {})).args == (scale, fields)
+    keywords = bind_inputs(model, ModelInputs(({"scale": scale, "fields": fields},), {}))
+    assert keywords == ModelInputs((), {"scale": scale, "fields": fields}, named=False)
+    assert keywords.names is None
+    assert ModelInputs((scale, fields), {}).for_torch == (scale, fields, {})
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize(
+    "wrap", [torch.compile, nn.DataParallel, lambda model: nn.DataParallel(torch.compile(model))]
+)
+def test_a_wrapped_model_is_exported_by_itself(
+    wrap: Callable[[nn.Module], nn.Module], strategy: str, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    wrapped = wrap(model)
+    report = modelexport.export_model(wrapped, A, tmp_path / "m.onnx", strategy=strategy)
+    assert list(report.hierarchy.modules) == ["", "0", "1"]
+    assert report.hierarchy.model.class_ == "torch.nn.modules.container.Sequential"
+    assert modelexport.verify(wrapped, A, report.onnx_path).agrees
+    assert modelexport.verify(model, A, report.onnx_path).agrees
+
+
+class TakesBoth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, a: Tensor, b: Tensor | None = None, *, c: Tensor | None = None) -> Tensor:
+        y = self.fc(a) if b is None else self.fc(a) * b
+        return y if c is None else y - c
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize(
+    ("inputs", "count"),
+    [
+        ((A, {"b": B}), 2),
+        (((A,), {"b": B}), 2),
+        (((A, B), {"c": C}), 3),
+        ((A, B, {"c": C}), 3),
+        (((), {"a": A, "c": C}), 2),
+    ],
+)
+def test_positional_and_keyword_inputs_together(
+    strategy: str, inputs: object, count: int, tmp_path: Path
+) -> None:
+    model = TakesBoth()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    assert len(report.hierarchy.export.inputs) == count
+    assert modelexport.verify(model, inputs, report.onnx_path).agrees
+
+
+class TakesATuple(nn.Module):
+    def forward(
+        self, pair: tuple[Tensor, Tensor], scale: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        return torch.cat(pair, 1) * scale
+
+
+def test_a_tuple_that_the_model_takes_stays_a_tuple() -> None:
+    called = bind_inputs(TakesATuple(), ModelInputs(((A,), {"scale": C}), {}))
+    assert called == ModelInputs(((A,),), {"scale": C}, named=False)
+
+
+@pytest.mark.parametrize("name", ["mean", "x", "fc.weight"])
+def test_a_chosen_output_name_that_the_graph_has_is_refused(name: str, tmp_path: Path) -> None:
+    model, inputs = ZOO["keys_like_inner_names"]()
+    names = ["a", name, *"bcde"]
+    with pytest.raises(ArgumentError, match=f"'{name}' is the name of another value"):
+        modelexport.export_model(
+            model, inputs, tmp_path / "m.onnx", strategy="fx", output_names=names
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+class Averages(nn.Module):
+    """Writes a result of its parameters to its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        self.mean.mul_(0.9).add_(y.mean(0))
+        return y - self.mean
+
+
+@pytest.mark.must
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_a_buffer_is_a_leaf_again(strategy: str, tmp_path: Path) -> None:
+    model = Averages()
+    modelexport.export_model(model, torch.randn(2, 4), tmp_path / "m.onnx", strategy=strategy)
+    assert model.mean.is_leaf
+    assert not model.mean.requires_grad
+    assert torch.equal(model.mean, torch.ones(4))
+    copy.deepcopy(model)
+
+
+class Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(self.fc)(x)
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_a_module_under_vmap(strategy: str, tmp_path: Path) -> None:
+    model, inputs = Mapped(), torch.randn(3, 2, 4)
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    assert report.coverage == 1
+    assert report.hierarchy.modules["fc"].nodes == report.nodes
+    assert modelexport.verify(model, inputs, report.onnx_path).agrees
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_outputs_that_are_no_tensors_are_dropped_and_named(strategy: str, tmp_path: Path) -> None:
+    model, inputs = ZOO["outputs_not_tensors"]()
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    assert report.dropped_outputs == ("cache: Cache",)
+    assert [value.name for value in report.hierarchy.export.outputs] == [
+        "score",
+        "hidden_0",
+        "hidden_1",
+    ]
+
+
+def test_a_cache_is_dropped(tmp_path: Path) -> None:
+    model, inputs = ARCHITECTURES["llama"]()
+    model.config.use_cache = True
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx")
+    assert report.strategy == "fx"
+    assert report.dropped_outputs == ("past_key_values: DynamicCache",)
+
+
+def test_an_output_named_like_an_input_gets_another_name() -> None:
+    shape = OutputFilter(["x"])
+    shape(nn.Identity(), (), {"x": torch.ones(1), "y": torch.ones(1)})
+    assert shape.names == ["x_1", "y"]
+
+
+def test_nothing_of_torch_reaches_the_screen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, inputs = ZOO["block_three_times"]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for strategy in ("fx", "htp"):
+            modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err == ""
+
+
+@pytest.mark.integration
+def test_threads_take_turns(tmp_path: Path) -> None:
+    reports: dict[int, object] = {}
+
+    def work(number: int) -> None:
+        model, inputs = ZOO["block_three_times"]()
+        strategy = "htp" if number % 2 else "fx"
+        reports[number] = modelexport.export_model(
+            model, inputs, tmp_path / f"{number}.onnx", strategy=strategy
+        )
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reports) == 4
+    assert all(modelexport.load(tmp_path / f"{number}.onnx").coverage == 1 for number in range(4))
+
+
+@pytest.mark.regression
+def test_silent_blocks_in_two_threads_leave_the_screen_as_it_was() -> None:
+    before = sys.stdout, sys.stderr
+    one_is_in, other_is_in, one_is_out = threading.Event(), threading.Event(), threading.Event()
+
+    def one() -> None:
+        with silence_torch(verbose=False):
+            one_is_in.set()
+            other_is_in.wait(0.5)  # in vain where the other one waits for its turn
+        one_is_out.set()
+
+    def other() -> None:
+        one_is_in.wait()
+        with silence_torch(verbose=False):
+            other_is_in.set()
+            one_is_out.wait()
+
+    threads = [threading.Thread(target=work) for work in (one, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = before
+    assert after == before
+    assert not any(stream.closed for stream in before)
+
+
+@pytest.mark.regression
+def test_a_model_on_the_meta_device_is_said_to_have_no_weights(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, device="meta"))
+    for inputs in (torch.ones(1, 4), torch.ones(1, 4, device="meta")):
+        with pytest.raises(ArgumentError, match=r"has no weights: 1\.weight is on the meta device"):
+            modelexport.export_model(model, inputs, tmp_path / "m.onnx")
+    with pytest.raises(ArgumentError, match="on the meta device"):
+        modelexport.verify(model, torch.ones(1, 4), tmp_path / "m.onnx")
+    with pytest.raises(ArgumentError, match="on the meta device"):
+        check_model_runs(model, ModelInputs((torch.ones(1, 4),), {}))
+    assert list(tmp_path.iterdir()) == []
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.fc(x))
+
+
+class Quantizable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant = torch.ao.quantization.QuantStub()
+        self.twice = Inner()
+        self.once = Inner()
+        self.dequant = torch.ao.quantization.DeQuantStub()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.twice(self.once(self.twice(self.quant(x)))))
+
+
+def statically_quantized(inputs: Tensor) -> nn.Module:
+    model = Quantizable().eval()
+    model.qconfig = torch.ao.quantization.default_qconfig  # type: ignore[assignment]
+    prepared = torch.ao.quantization.prepare(model)
+    prepared(inputs)
+    return torch.ao.quantization.convert(prepared)
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore")
+def test_a_statically_quantized_model(tmp_path: Path) -> None:
+    """torch compiles its packed weights, and traces the model into a compiled module before it exports that."""
+    inputs = torch.randn(2, 4)
+    model = statically_quantized(inputs)
+    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
+    plain = io.BytesIO()
+    torch.onnx.export(model, (inputs,), plain, dynamo=False)
+    stripped = modelexport.strip(report.onnx_path, tmp_path / "plain.onnx")
+    assert stripped.read_bytes() == plain.getvalue()
+    modules = report.hierarchy.modules
+    assert report.hierarchy.statistics.methods == {"scope": report.nodes}
+    assert modules["twice"].nodes == 2 * modules["once"].nodes > 0
+    assert report.nodes == sum(
+        modules[path].nodes for path in ("quant", "twice", "once", "dequant")
+    )
+    assert {node.call for node in report.hierarchy.nodes.values() if node.module == "twice.fc"} == {
+        0,
+        1,
+    }
+    assert modelexport.verify(model, inputs, report.onnx_path).agrees
+    assert hooks_of(model) == 0
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore")
+def test_torch_says_why_it_cannot_export_a_dynamically_quantized_model(tmp_path: Path) -> None:
+    model = torch.ao.quantization.quantize_dynamic(
+        nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, dtype=torch.qint8
+    )
+    with pytest.raises(ExportError, match=r"'quantized::linear_dynamic'.* is not supported"):
+        modelexport.export_model(model, torch.randn(2, 4), tmp_path / "m.onnx", strategy="htp")
