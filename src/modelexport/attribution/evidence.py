@@ -225,9 +225,16 @@ def _settle(facts: Facts, known: dict[int, Site], index: int, around: Iterable[i
     node = facts.graph.nodes[index]
     if index in known or node.function or node.enclosing >= 0:
         return
-    sites = [known[other] for other in around if other in known]
+    sites = [site for other in around if (site := _site_around(facts, known, other)) is not None]
     if sites:
         known[index] = meet(facts, sites)
+
+
+def _site_around(facts: Facts, known: Mapping[int, Site], index: int) -> Site | None:
+    """Return the site of a node, or of the nearest node around it that has one."""
+    while index >= 0 and index not in known:
+        index = facts.graph.nodes[index].enclosing
+    return known.get(index)
 
 
 def _fill_functions(facts: Facts, known: dict[int, Site]) -> None:

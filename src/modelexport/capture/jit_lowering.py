@@ -166,9 +166,12 @@ class Lowering:
         traced = next(
             (self._traced_as[unique] for unique in outputs if unique in self._traced_as), None
         )
-        call = (
-            self.tap.call_in(node.scopeName(), self._last_call) if traced is None else traced.call
-        )
+        if traced is not None:
+            call = traced.call
+        elif not node.inputsSize() and not node.scopeName():
+            call = -1  # a constant of a compiled function, which its consumers place better
+        else:
+            call = self.tap.call_in(node.scopeName(), self._last_call)
         if call >= 0 and node.inputsSize():
             self._last_call = call
         if traced is None and node.inputsSize():
@@ -353,9 +356,20 @@ def watch_lowering(tap: JitTraceReader) -> Iterator[Lowering]:
     )
     pre_trace: Any = utils._pre_trace_quant_model
 
+    inside_block = False
+
     def run_symbolic_function(graph: Any, block: Any, node: Any, *rest: Any) -> Any:
+        # A node with blocks is in the graph before its blocks are translated. What is in them
+        # goes with that node, so only nodes of the main graph are noted.
+        nonlocal inside_block
+        if inside_block:
+            return symbolic(graph, block, node, *rest)
         lowering.settle(graph)
-        result = symbolic(graph, block, node, *rest)
+        inside_block = True
+        try:
+            result = symbolic(graph, block, node, *rest)
+        finally:
+            inside_block = False
         lowering.translate(graph, node, result)
         return result
 

@@ -103,8 +103,9 @@ class ValueMatcher:
         inputs is the node itself: what followed it was removed, and the node was given its output's name.
         """
         own = [name for name in node.outputs if name in self._made][:1]
-        if own and self._is_unchanged(self._made[own[0]], node):
-            return [self._made[own[0]]]
+        namesake = self._made[own[0]] if own else None
+        if namesake is not None and self._is_unchanged(namesake, node, renamed_constants=True):
+            return [namesake]
         found: dict[int, Operation] = {}
         pending = [name for output in node.outputs for name in self._now_called.get(output, ())][
             -1:
@@ -114,13 +115,16 @@ class ValueMatcher:
             if operation is None or id(operation) in found:
                 continue
             if self._is_unchanged(operation, node):
-                return [operation]
+                found = {id(operation): operation}
+                break
             found[id(operation)] = operation
             pending.extend(
                 value
                 for value in operation.inputs
                 if value in node.outputs or (value and self.find(value) is None)
             )
+        if namesake is not None and self._same_work(namesake, node):
+            found = {id(namesake): namesake} | found  # what came before it was removed
         return list(found.values())
 
     @functools.cached_property
@@ -137,10 +141,18 @@ class ValueMatcher:
                 renamed.setdefault(now, []).append(name)
         return renamed
 
-    def _is_unchanged(self, before: Operation, after: Operation) -> bool:
-        """Whether an operation does the same on the same inputs; an initializer has no new name, but new values."""
+    def _is_unchanged(
+        self, before: Operation, after: Operation, renamed_constants: bool = False
+    ) -> bool:
+        """Return whether an operation does the same on the same inputs.
+
+        A fusion gives an initializer new values under a new name, so a constant with another name counts
+        only where the node still has the operation's own name.
+        """
         return self._same_work(before, after) and all(
-            old == new or (old in self._made and self.find(old) == new)
+            old == new
+            or (old in self._made and self.find(old) == new)
+            or (renamed_constants and not {old, new} & self._made.keys() and old not in self._present)
             for old, new in zip(before.inputs, after.inputs, strict=True)
         )
 
