@@ -40,17 +40,10 @@ class CallLog(msgspec.Struct, frozen=True):
         """Return how often each module ran."""
         return Counter(call.path for call in self.calls)
 
-    def first_order(self) -> dict[str, int]:
-        """Return the number of each module's first call."""
-        order: dict[str, int] = {}
-        for number, call in enumerate(self.calls):
-            order.setdefault(call.path, number)
-        return order
-
     def only_calls(self) -> dict[str, int]:
         """Return the number of the call of each module that ran just once."""
         counts = self.count()
-        return {path: number for path, number in self.first_order().items() if counts[path] == 1}
+        return {c.path: number for number, c in enumerate(self.calls) if counts[c.path] == 1}
 
     def within(self, inner: int, outer: int) -> bool:
         """Tell whether a call was made inside another one, or is that call.

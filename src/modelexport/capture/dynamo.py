@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from modelexport.capture.model_state import preserve_model, silence_torch, swap_
 from modelexport.capture.module_tree import forward_args
 from modelexport.capture.outputs import filter_outputs, unique_names
 from modelexport.capture.recorder import record_calls
-from modelexport.capture.trace import Baseline, Site, TorchOptions, Trace, map_file
+from modelexport.capture.trace import Baseline, Site, TorchOptions, Trace
 from modelexport.errors import ArgumentError
 from modelexport.graph.flat import subgraph_prefix
 from modelexport.modules.tree import ModuleTree
@@ -149,7 +150,10 @@ def _baseline(
 ) -> Baseline:
     files = {path.name: path for path in target.parent.iterdir() if path != target}
     text = str(written.exported_program) if options.with_graph_text else None
-    return Baseline(map_file(target), files, trace, tuple(dropped), text)
+    # Mapped, because a model with its initializers inside may be large.
+    with target.open("rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return Baseline(data, files, trace, tuple(dropped), text)
 
 
 @contextmanager
@@ -172,7 +176,7 @@ def _unique_output_names(chosen: bool) -> Iterator[None]:
         if clash is not None and chosen:
             raise ArgumentError(
                 f"the output name {clash!r} is the name of another value in the graph",
-                hint="choose another",
+                hint="choose another name",
             )
         original(model, names if clash is None else unique_names(names, taken))
 

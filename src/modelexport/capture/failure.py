@@ -79,7 +79,7 @@ def model_run_error(error: BaseException) -> ModelRunError:
     """
     return ModelRunError(
         f"the model itself does not run on these inputs: {explain_failure(error).line}",
-        hint="their number, names, shapes and dtypes have to be what forward takes",
+        hint="their number, names, shapes and dtypes have to be those that forward takes",
     )
 
 

@@ -56,8 +56,8 @@ def _calls_of_node(
 ) -> list[int]:
     """Return the calls of the operations that a node implements, that of its result first."""
     originals = matcher.original_operations(operation)
-    found = [calls[name] for old in originals for name in old.outputs if name in calls]
-    return found or [calls[name] for name in operation.outputs if name in calls]
+    followed = [calls[name] for old in originals for name in old.outputs if name in calls]
+    return followed or [calls[name] for name in operation.outputs if name in calls]
 
 
 def _results(

@@ -106,8 +106,8 @@ class JitTraceReader:
     def scope_of(self, module: nn.Module) -> str:
         """Return the name that torch pushes on the trace's stack of scopes for this module."""
         # Private: torch's own table of these names while it traces; scope names cannot be derived
-        # otherwise, because torch numbers repeated ones. Without it calls of one module that run
-        # in several scopes are told apart by their positions alone.
+        # otherwise, because torch numbers repeated ones. Without it the scope of a node names no
+        # call, and a node that was not followed takes the call of the node before it.
         return str((torch.jit._trace._trace_module_map or {}).get(module, ""))
 
     def assign_calls(self, calls: Sequence[OpenCall]) -> dict[str, int]:

@@ -39,7 +39,7 @@ def read_module_tree(model: nn.Module) -> ModuleTree:
         Its modules; the first name of a module is its path, the others are aliases.
     """
     path_of = {id(model): ""}
-    found: dict[str, nn.Module] = {"": model}
+    by_path: dict[str, nn.Module] = {"": model}
     links: dict[str, list[Link]] = {}
     finished: list[str] = []
     # An explicit stack, because models nest deeper than Python can recurse. Each module is entered
@@ -53,8 +53,8 @@ def read_module_tree(model: nn.Module) -> ModuleTree:
                 continue
             own = path_of.setdefault(id(child), join_path(path, name))
             links.setdefault(own, []).append((path, name))
-            if own not in found:
-                found[own] = child
+            if own not in by_path:
+                by_path[own] = child
                 above.add(id(child))
                 stack.append((child, own, iter(list(child._modules.items()))))
                 break
@@ -65,19 +65,20 @@ def read_module_tree(model: nn.Module) -> ModuleTree:
     aliases = find_aliases(links, reversed(finished))
     below = {
         path: [path_of[id(child)] for child in module._modules.values() if child is not None]
-        for path, module in found.items()
+        for path, module in by_path.items()
     }
     held = {
         path: {id(p): p.numel() for _, p in _direct(module._parameters)}
-        for path, module in found.items()
+        for path, module in by_path.items()
     }
     counts = parameter_counts(below, held)
     modules = {
-        path: _describe(path, module, aliases[path], counts[path]) for path, module in found.items()
+        path: _describe(path, module, aliases[path], counts[path])
+        for path, module in by_path.items()
     }
     shapes = {
         join_path(path, name): tuple(tensor.shape)
-        for path, module in found.items()
+        for path, module in by_path.items()
         for name, tensor in (*_direct(module._parameters), *_direct(module._buffers))
     }
     return ModuleTree(modules, shapes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import mmap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -293,16 +292,3 @@ class Baseline(msgspec.Struct, frozen=True):
     graph_text: str | None = None
     """The exporter's own graph as text, if it was asked for."""
     tracer_notes: tuple[TracerNote, ...] = ()
-
-
-def map_file(path: Path) -> memoryview:
-    """Map the bytes of a file without reading them into memory.
-
-    Args:
-        path: The file; it must not be empty.
-
-    Returns:
-        Its bytes.
-    """
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
