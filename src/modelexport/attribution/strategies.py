@@ -1,4 +1,4 @@
-"""Strategies as values: an exporter, a chain of evidence, and whether every node gets a tag."""
+"""Strategies: an exporter and an ordered chain of evidence, how they are found and applied."""
 
 from __future__ import annotations
 
