@@ -1,4 +1,4 @@
-"""Writes the figures of strategies.md: examples/small_vision.py, exported with each strategy.
+"""Write the figures of strategies.md: examples/small_vision.py, exported with each strategy.
 
 python docs/make_strategies.py
 """
@@ -20,6 +20,7 @@ SEED = 0
 
 
 def pages() -> dict[Path, str]:
+    """Return the page with its figures."""
     page = DOCS / "strategies.md"
     return {page: between_marks(page.read_text(), "figures", _figures())}
 
@@ -49,7 +50,7 @@ def _figures() -> str:
 def _column(report: modelexport.ExportReport, outcomes: dict[str, int]) -> dict[str, str]:
     facts = report.hierarchy.statistics
     untagged = Counter(node.op_type for node in report.hierarchy.nodes.values() if node.tag is None)
-    told = ", ".join(
+    untagged_text = ", ".join(
         f"{name} {count}"
         for name, count in sorted(untagged.items(), key=lambda item: (-item[1], item[0]))
     )
@@ -58,7 +59,7 @@ def _column(report: modelexport.ExportReport, outcomes: dict[str, int]) -> dict[
         "nodes": str(facts.nodes),
         "nodes with a tag": f"{facts.tagged_nodes} ({facts.coverage:.0%})",
         **{f"by `{method}`": str(facts.methods.get(method.value, 0)) for method in Method},
-        "without a tag": told or "none",
+        "without a tag": untagged_text or "none",
         "tags": str(facts.tags),
         **{
             f"modules: `{status}`": str(facts.module_status.get(status, 0))

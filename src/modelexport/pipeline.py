@@ -35,8 +35,8 @@ from modelexport.capture.model_state import (
     unwrap_model,
 )
 from modelexport.capture.module_tree import read_module_tree, read_program_tree
+from modelexport.capture.torchscript import note_lines
 from modelexport.capture.trace import Baseline, TorchOptions
-from modelexport.capture.tracer_warnings import note_lines
 from modelexport.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -223,7 +223,7 @@ def export_model(
             data_paths=tuple(target.parent / name for name in sorted(baseline.files)),
             hierarchy=hierarchy.sidecar,
             timings=steps.timings,
-            notes=note_lines(baseline.tracer_notes, with_places=not scrub),
+            notes=note_lines(baseline.tracer_notes, with_locations=not scrub),
             report_path=report_path(target) if with_report else None,
         )
         if report.report_path is not None:

@@ -1,4 +1,4 @@
-"""Strategies, their registry, calls of reused modules, and the fate of each module."""
+"""Strategies and their registry, calls of reused modules, and the status of each module."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_fused_convolution_is_absorbed_by_the_norm(strategy: str, tmp_path: Pa
         assert modules["0.bn"].status == "nodes"
 
 
-def test_conditional_bodies_are_tagged(tmp_path: Path) -> None:
+def test_nodes_in_conditional_subgraphs_are_tagged(tmp_path: Path) -> None:
     exported = export("conditional_bodies", "fx", tmp_path)
     inside = {node.key: tag for node, tag in exported.items() if node.enclosing >= 0}
     assert inside
@@ -90,7 +90,7 @@ def test_conditional_bodies_are_tagged(tmp_path: Path) -> None:
     assert set(inside) <= set(exported.sidecar.nodes)
 
 
-def test_auto_falls_back_and_says_so(tmp_path: Path) -> None:
+def test_auto_falls_back_with_a_warning(tmp_path: Path) -> None:
     class OnlyTraceable(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -124,7 +124,7 @@ class Decides(nn.Module):
 
 
 @pytest.mark.regression
-def test_what_the_tracer_warns_of_is_noted_once(tmp_path: Path) -> None:
+def test_each_tracer_warning_is_noted_once(tmp_path: Path) -> None:
     report = modelexport.export_model(
         Decides(), torch.ones(1, 4), tmp_path / "m.onnx", strategy="htp", with_report=True
     )
@@ -197,7 +197,7 @@ def test_entry_points_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert strategies.find_strategy("from_a_package").exporter == "dynamo"
 
 
-def test_a_package_that_is_broken_is_told_of_only_where_it_is_asked_for(
+def test_a_broken_package_is_reported_only_when_its_strategy_is_requested(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Point:
@@ -256,8 +256,8 @@ def test_a_compiled_model_exports_with_the_recommended_strategy(tmp_path: Path) 
 
 
 @pytest.mark.regression
-def test_depth_and_not_the_length_of_a_name_tells_which_module_is_nearer() -> None:
-    """Two norms have equal weights, of which the exporter keeps one: the deeper common ancestor decides."""
+def test_the_nearer_module_has_the_deeper_common_ancestor_not_the_longer_name() -> None:
+    """Two norms have equal parameters, of which the exporter keeps one initializer."""
     paths = ["", "a_module_with_a_long_name", "s", "s.t"]
     names = {
         path: tuple(other.rpartition(".")[2] for other in paths if other and parent(other) == path)

@@ -1,4 +1,4 @@
-"""How models are called for an export, and that they come back as they were."""
+"""Call models for an export, and leave them as they were."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Breaks(nn.Module):
 
 @pytest.mark.must
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
-def test_the_model_leaves_as_it_came(strategy: str, tmp_path: Path) -> None:
+def test_the_model_is_unchanged_after_an_export(strategy: str, tmp_path: Path) -> None:
     model = Stateful()
     model.drop.eval()
     seen: list[Tensor] = []
@@ -72,7 +72,7 @@ def test_the_model_leaves_as_it_came(strategy: str, tmp_path: Path) -> None:
 
 @pytest.mark.must
 @pytest.mark.parametrize("strategy", ["fx", "htp", "auto"])
-def test_also_after_a_failed_export(strategy: str, tmp_path: Path) -> None:
+def test_the_model_is_unchanged_after_a_failed_export(strategy: str, tmp_path: Path) -> None:
     model = Breaks()
     before = [dict(module.__dict__) for module in model.modules()]
     with pytest.raises(ExportError, match="this model cannot run"):
@@ -84,7 +84,7 @@ def test_also_after_a_failed_export(strategy: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_preserved_restores_what_forward_replaces() -> None:
+def test_preserve_model_restores_replaced_attributes() -> None:
     model = nn.Linear(2, 2)
     weight = model.weight
     with preserve_model(model):
@@ -100,7 +100,7 @@ def test_preserved_restores_what_forward_replaces() -> None:
     "inputs",
     [torch.ones(1), (torch.ones(1), 2), [torch.ones(1)], {"x": torch.ones(1), "flag": True}],
 )
-def test_inputs_that_are_taken(inputs: object) -> None:
+def test_accepted_inputs(inputs: object) -> None:
     read = parse_inputs(inputs)
     assert len(read.args) + len(read.kwargs) == (
         1 if isinstance(inputs, torch.Tensor) else len(inputs)
@@ -110,7 +110,7 @@ def test_inputs_that_are_taken(inputs: object) -> None:
 @pytest.mark.parametrize(
     "inputs", ["text", 3, None, np.ones(2), (np.ones(2),), {"x": object()}, {1: torch.ones(1)}]
 )
-def test_inputs_that_are_refused(inputs: object) -> None:
+def test_rejected_inputs(inputs: object) -> None:
     with pytest.raises(ArgumentTypeError) as caught:
         parse_inputs(inputs)
     assert isinstance(caught.value, TypeError)
@@ -121,7 +121,7 @@ def test_inputs_that_are_refused(inputs: object) -> None:
     ("strategy", "order"), [("fx", ["second", "first"]), ("htp", ["first", "second"])]
 )
 def test_keyword_inputs_in_any_order(strategy: str, order: list[str], tmp_path: Path) -> None:
-    """The graph has them as torch takes them: dynamo as they are given, torch.jit as forward has them."""
+    """Inputs of the graph keep the caller's order with dynamo, and forward's with torch.jit."""
     model, inputs = ZOO["keywords_out_of_order"]()
     report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
     assert [value.name for value in report.hierarchy.export.inputs] == order
@@ -132,7 +132,7 @@ def test_keyword_inputs_in_any_order(strategy: str, order: list[str], tmp_path: 
     assert modelexport.verify(model, inputs, named.onnx_path).agrees
 
 
-def test_a_dict_at_the_end_holds_keywords_if_it_can() -> None:
+def test_a_dict_at_the_end_holds_keywords_if_forward_takes_them() -> None:
     model, (scale, fields) = ZOO["dict_at_the_end"]()
     assert bind_inputs(model, ModelInputs((scale, fields), {})).args == (scale, fields)
     assert bind_inputs(model, ModelInputs((scale, fields, {}), {})).args == (scale, fields)
@@ -148,7 +148,7 @@ def test_a_dict_at_the_end_holds_keywords_if_it_can() -> None:
 @pytest.mark.parametrize(
     "wrap", [torch.compile, nn.DataParallel, lambda model: nn.DataParallel(torch.compile(model))]
 )
-def test_a_wrapped_model_is_exported_by_itself(
+def test_a_wrapped_model_is_exported_without_its_wrapper(
     wrap: Callable[[nn.Module], nn.Module], strategy: str, tmp_path: Path
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
@@ -204,7 +204,7 @@ def test_a_tuple_that_the_model_takes_stays_a_tuple() -> None:
 
 
 @pytest.mark.parametrize("name", ["mean", "x", "fc.weight"])
-def test_a_chosen_output_name_that_the_graph_has_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_output_name_of_another_value_is_rejected(name: str, tmp_path: Path) -> None:
     model, inputs = ZOO["keys_like_inner_names"]()
     names = ["a", name, *"bcde"]
     with pytest.raises(ArgumentError, match=f"'{name}' is the name of another value"):
@@ -215,7 +215,7 @@ def test_a_chosen_output_name_that_the_graph_has_is_refused(name: str, tmp_path:
 
 
 class Averages(nn.Module):
-    """Writes a result of its parameters to its buffer."""
+    """Write a result of its parameters to its buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,9 @@ def test_a_module_under_vmap(strategy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
-def test_outputs_that_are_no_tensors_are_dropped_and_named(strategy: str, tmp_path: Path) -> None:
+def test_outputs_that_are_not_tensors_are_dropped_and_reported(
+    strategy: str, tmp_path: Path
+) -> None:
     model, inputs = ZOO["outputs_not_tensors"]()
     report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
     assert report.dropped_outputs == ("cache: Cache",)
@@ -297,7 +299,7 @@ def test_nothing_of_torch_reaches_the_screen(
 
 
 @pytest.mark.integration
-def test_threads_take_turns(tmp_path: Path) -> None:
+def test_exports_in_threads_run_one_at_a_time(tmp_path: Path) -> None:
     reports: dict[int, object] = {}
 
     def work(number: int) -> None:
@@ -317,14 +319,14 @@ def test_threads_take_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.regression
-def test_silent_blocks_in_two_threads_leave_the_screen_as_it_was() -> None:
+def test_silent_blocks_in_two_threads_restore_the_streams() -> None:
     before = sys.stdout, sys.stderr
     one_is_in, other_is_in, one_is_out = threading.Event(), threading.Event(), threading.Event()
 
     def one() -> None:
         with silence_torch(verbose=False):
             one_is_in.set()
-            other_is_in.wait(0.5)  # in vain where the other one waits for its turn
+            other_is_in.wait(0.5)  # times out where the other one waits for the lock
         one_is_out.set()
 
     def other() -> None:
@@ -345,7 +347,7 @@ def test_silent_blocks_in_two_threads_leave_the_screen_as_it_was() -> None:
 
 
 @pytest.mark.regression
-def test_a_model_on_the_meta_device_is_said_to_have_no_weights(tmp_path: Path) -> None:
+def test_a_model_on_the_meta_device_is_rejected(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, device="meta"))
     for inputs in (torch.ones(1, 4), torch.ones(1, 4, device="meta")):
         with pytest.raises(ArgumentError, match=r"has no weights: 1\.weight is on the meta device"):
@@ -390,7 +392,7 @@ def statically_quantized(inputs: Tensor) -> nn.Module:
 @pytest.mark.regression
 @pytest.mark.filterwarnings("ignore")
 def test_a_statically_quantized_model(tmp_path: Path) -> None:
-    """torch compiles its packed weights, and traces the model into a compiled module before it exports that."""
+    """torch compiles its packed parameters, and traces the model before it exports it."""
     inputs = torch.randn(2, 4)
     model = statically_quantized(inputs)
     report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="htp")
@@ -414,7 +416,7 @@ def test_a_statically_quantized_model(tmp_path: Path) -> None:
 
 @pytest.mark.regression
 @pytest.mark.filterwarnings("ignore")
-def test_torch_says_why_it_cannot_export_a_dynamically_quantized_model(tmp_path: Path) -> None:
+def test_the_error_of_a_dynamically_quantized_model_names_the_operator(tmp_path: Path) -> None:
     model = torch.ao.quantization.quantize_dynamic(
         nn.Sequential(nn.Linear(4, 4)), {nn.Linear}, dtype=torch.qint8
     )

@@ -1,4 +1,4 @@
-"""Where the weights go: inside the file, or into one data file beside it."""
+"""Write initializers inside the file, or into one data file beside it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def check(path: Path, model: nn.Module, inputs: torch.Tensor) -> onnx.ModelProto
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
 @pytest.mark.parametrize("external", [True, False])
-def test_weights_where_they_are_wanted(strategy: str, external: bool, tmp_path: Path) -> None:
+def test_initializers_are_where_external_data_says(
+    strategy: str, external: bool, tmp_path: Path
+) -> None:
     model, inputs = net(), torch.randn(2, 20)
     report = modelexport.export_model(
         model, inputs, tmp_path / "m.onnx", strategy, external_data=external
@@ -55,7 +57,7 @@ def test_weights_where_they_are_wanted(strategy: str, external: bool, tmp_path: 
     assert report.coverage == 1.0
 
 
-def test_the_graph_is_the_same_wherever_the_weights_are(tmp_path: Path) -> None:
+def test_the_graph_is_the_same_with_external_data(tmp_path: Path) -> None:
     model, inputs = net(), torch.randn(2, 20)
     for name, external in (("inside", False), ("beside", True)):
         modelexport.export_model(
@@ -75,7 +77,7 @@ def test_the_graph_is_the_same_wherever_the_weights_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
-def test_what_does_not_fit_into_one_file(
+def test_a_model_over_the_limit_of_one_file(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_state, "_INLINE_LIMIT", 1000)

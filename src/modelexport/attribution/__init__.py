@@ -1,1 +1,1 @@
-"""From evidence to modules."""
+"""Map nodes to modules by evidence."""

@@ -11,6 +11,9 @@ from modelexport.capture.trace import Site, Trace
 from modelexport.graph.flat import Graph
 from modelexport.modules.tree import ModuleTree, is_within
 
+# Nodes are identified by their index in the graph throughout this file, and a node is settled once
+# some evidence has found its module.
+
 
 class Facts(msgspec.Struct, frozen=True):
     """Everything that evidence may be drawn from."""
@@ -21,16 +24,16 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 Finder = Callable[[Facts, Mapping[int, Site]], Mapping[int, Site]]
-"""Given the facts and the nodes settled so far, the sites of nodes that are not settled yet."""
+"""Given the facts and the sites of the settled nodes, return the sites of others."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
     """One step of a strategy's chain: the name recorded for its answers, and how it finds them."""
 
     method: str
-    """What nodes found by it have as `hierarchy_method`."""
+    """The `hierarchy_method` of the nodes that it settles."""
     find: Finder
-    """Gets the facts and the nodes settled so far, by their place in the graph; returns the sites of others."""
+    """Gets the facts and the sites of the settled nodes by index; returns the sites of others."""
 
 
 class Attribution(msgspec.Struct, frozen=True):
@@ -40,107 +43,140 @@ class Attribution(msgspec.Struct, frozen=True):
     call: int | None
     method: str
     covers: tuple[str, ...] = ()
-    """The modules whose operations are in the node, sorted, where they are several."""
+    """The modules whose operations the node implements, sorted, if they are several."""
 
 
 def by_scope(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
-    """Return the call in which each node's operation ran, for the nodes that the exporter recorded it of."""
+    """Find the call in which each node's operation ran, where the exporter recorded it.
+
+    Args:
+        facts: The facts.
+        settled: The sites of the settled nodes.
+
+    Returns:
+        The sites of other nodes.
+    """
+    return {
+        index: site
+        for index in range(len(facts.graph.nodes))
+        if index not in settled and (site := _recorded_site(facts, index)) is not None
+    }
+
+
+def _recorded_site(facts: Facts, index: int) -> Site | None:
     scopes = facts.trace.scopes
-    found: dict[int, Site] = {}
-    for index, node in enumerate(facts.graph.nodes):
-        site = next((scopes[name] for name in node.outputs if name in scopes), None)
-        if site is not None and index not in settled:
-            found[index] = site
-    return found
-
-
-_REACH = 64
-"""How many unsettled nodes to pass in search of a settled one."""
+    return next((scopes[name] for name in facts.graph.nodes[index].outputs if name in scopes), None)
 
 
 def by_parameter(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
-    """The module whose weights a node reads beside an activation.
+    """Find the module whose parameter a node consumes beside a computed value.
 
-    Exporters merge equal weights, so the name of a weight may be that of another module's. The
-    modules that lost such a weight are candidates too, and the one nearest to the node's
-    neighbours is taken; where that does not decide, there is no answer. Nodes that read weights
-    alone prepare them for others, and say nothing about who needs them.
+    Exporters merge equal initializers, so an initializer may have the name of another module's
+    parameter. The modules whose parameters of this shape are not in the file are candidates too,
+    and the one nearest to the neighbours of the node is taken; where that does not decide, there
+    is no answer. A node that consumes initializers only prepares them for others, and is no
+    evidence of who needs them.
+
+    Args:
+        facts: The facts.
+        settled: The sites of the settled nodes.
+
+    Returns:
+        The sites of other nodes.
     """
-    weights = set(facts.graph.initializers)
-    derived = _weight_derived(facts, weights)
-    lost = _lost_tensors(facts, weights)
-    votes: dict[int, list[set[str]]] = {}
-    for index, node in enumerate(facts.graph.nodes):
-        if index not in settled and any(name not in derived for name in node.inputs):
-            candidates = [_candidates(facts, name, lost) for name in node.inputs if name in weights]
-            candidates = [choice for choice in candidates if choice]
-            if candidates:
-                votes[index] = candidates
-    found = {index: Site(path) for index, path in _unanimous(votes)}
-    known = ChainMap(found, dict(settled))
-    for index, candidates in votes.items():
-        if index not in found:
-            path = _nearest(facts, index, set.union(*candidates), known)
-            if path is not None:
-                found[index] = Site(path)
-    only_call = facts.trace.log.only_calls()
-    confirmed: dict[int, Site] = {}
-    for index, site in found.items():
-        recorded = _recorded(facts, index)
-        if recorded is None or recorded.path != site.path:
-            recorded = (
-                Site(site.path, only_call.get(site.path, -1)) if _agrees(recorded, site) else None
-            )
-        if recorded is not None:
-            confirmed[index] = recorded
-    return confirmed
+    owners = _agreed_owners(facts, settled)
+    only_calls = facts.trace.log.only_calls()
+    sites: dict[int, Site] = {}
+    for index, path in owners.items():
+        recorded = _recorded_site(facts, index)
+        if recorded is not None and recorded.path == path:
+            sites[index] = recorded
+        # A recorded scope that is neither around nor inside the owner contradicts the name.
+        elif recorded is None or is_within(path, recorded.path) or is_within(recorded.path, path):
+            sites[index] = Site(path, only_calls.get(path, -1))
+    return sites
 
 
 def by_parameter_in_use(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
-    """The same, for modules that ran: one whose weights another module reads itself has made nothing."""
+    """Find the module as `by_parameter` does, if it ran.
+
+    A module whose parameter another module consumes itself has no nodes.
+
+    Args:
+        facts: The facts.
+        settled: The sites of the settled nodes.
+
+    Returns:
+        The sites of other nodes.
+    """
     ran = {call.path for call in facts.trace.log.calls}
     return {index: site for index, site in by_parameter(facts, settled).items() if site.path in ran}
 
 
-def _weight_derived(facts: Facts, weights: set[str]) -> set[str]:
-    """Tensors computed from weights alone."""
-    derived = set(weights)
+def _agreed_owners(facts: Facts, settled: Mapping[int, Site]) -> dict[int, str]:
+    """Return the one module that owns the initializers of each node, where it can be decided."""
+    candidates = _owner_candidates(facts, settled)
+    owners: dict[int, str] = {}
+    for index, choices in candidates.items():
+        common = set.intersection(*choices)
+        if len(common) == 1:
+            owners[index] = common.pop()
+    known = ChainMap({index: Site(path) for index, path in owners.items()}, dict(settled))
+    for index, choices in candidates.items():
+        if index not in owners:
+            path = _nearest(facts, index, set.union(*choices), known)
+            if path is not None:
+                owners[index] = path
+                known[index] = Site(path)
+    return owners
+
+
+def _owner_candidates(facts: Facts, settled: Mapping[int, Site]) -> dict[int, list[set[str]]]:
+    """Return for each node the modules that may own each of the initializers it consumes."""
+    initializers = set(facts.graph.initializers)
+    constant = _constant_values(facts, initializers)
+    unnamed = _unnamed_owners(facts, initializers)
+
+    def owners_of(name: str) -> set[str]:
+        owner = facts.tree.owner(name)
+        if owner is None:
+            return set()
+        shape = facts.tree.tensor_shapes.get(name)
+        return {owner} | (unnamed.get(shape, set()) if shape is not None else set())
+
+    candidates: dict[int, list[set[str]]] = {}
+    for index, node in enumerate(facts.graph.nodes):
+        if index not in settled and any(name not in constant for name in node.inputs):
+            choices = [owners_of(name) for name in node.inputs if name in initializers]
+            if any(choices):
+                candidates[index] = [choice for choice in choices if choice]
+    return candidates
+
+
+def _constant_values(facts: Facts, initializers: set[str]) -> set[str]:
+    """Return the values that are computed from initializers only, and these."""
+    constant = set(initializers)
     for node in facts.graph.nodes:
-        if node.inputs and all(name in derived for name in node.inputs):
-            derived.update(node.outputs)
-    return derived
+        if node.inputs and all(name in constant for name in node.inputs):
+            constant.update(node.outputs)
+    return constant
 
 
-def _lost_tensors(facts: Facts, weights: set[str]) -> dict[tuple[int, ...], set[str]]:
-    """By shape, the modules with a parameter or buffer that is not in the file under its own name."""
-    lost: dict[tuple[int, ...], set[str]] = {}
+def _unnamed_owners(facts: Facts, initializers: set[str]) -> dict[tuple[int, ...], set[str]]:
+    """Return by shape the modules with a parameter or buffer that no initializer is named after."""
+    unnamed: dict[tuple[int, ...], set[str]] = {}
     for name, shape in facts.tree.tensor_shapes.items():
         owner = facts.tree.owner(name)
-        if name not in weights and owner is not None:
-            lost.setdefault(shape, set()).add(owner)
-    return lost
-
-
-def _candidates(facts: Facts, weight: str, lost: Mapping[tuple[int, ...], set[str]]) -> set[str]:
-    owner = facts.tree.owner(weight)
-    if owner is None:
-        return set()
-    shape = facts.tree.tensor_shapes.get(weight)
-    return {owner} | (lost.get(shape, set()) if shape is not None else set())
-
-
-def _unanimous(votes: Mapping[int, list[set[str]]]) -> Iterable[tuple[int, str]]:
-    for index, candidates in votes.items():
-        common = set.intersection(*candidates)
-        if len(common) == 1:
-            yield index, next(iter(common))
+        if name not in initializers and owner is not None:
+            unnamed.setdefault(shape, set()).add(owner)
+    return unnamed
 
 
 def _nearest(
     facts: Facts, index: int, candidates: set[str], settled: Mapping[int, Site]
 ) -> str | None:
-    """The one candidate that shares the deepest ancestor with the settled nodes around; None if two do."""
-    around = [settled[other].path for other in _settled_around(facts, index, settled)]
+    """Return the candidate with the deepest ancestor in common with a neighbour; None for a tie."""
+    around = [settled[other].path for other in _settled_neighbours(facts, index, settled)]
     if not around:
         return None
     tree = facts.tree
@@ -156,42 +192,44 @@ def _nearest(
     return ranked[0][1]
 
 
-def _settled_around(facts: Facts, index: int, settled: Mapping[int, Site]) -> set[int]:
-    """The first settled nodes met on the ways out of a node, within its own body."""
-    body = facts.graph.nodes[index].enclosing
-    met: set[int] = set()
+_MAX_VISITED = 64
+"""How many nodes to visit in search of settled ones."""
+
+
+def _settled_neighbours(facts: Facts, index: int, settled: Mapping[int, Site]) -> set[int]:
+    """Return the first settled nodes before and after a node, within its own subgraph."""
+    enclosing = facts.graph.nodes[index].enclosing
+    neighbours: set[int] = set()
     for step in (facts.graph.writers, facts.graph.readers):
         pending, seen = list(step(index)), {index}
-        while pending and len(seen) < _REACH:
+        while pending and len(seen) < _MAX_VISITED:
             other = pending.pop()
-            if other in seen or facts.graph.nodes[other].enclosing != body:
+            if other in seen or facts.graph.nodes[other].enclosing != enclosing:
                 continue
             seen.add(other)
             if other in settled:
-                met.add(other)
+                neighbours.add(other)
             else:
                 pending.extend(step(other))
-    return met
-
-
-def _recorded(facts: Facts, index: int) -> Site | None:
-    scopes = facts.trace.scopes
-    return next((scopes[name] for name in facts.graph.nodes[index].outputs if name in scopes), None)
-
-
-def _agrees(recorded: Site | None, site: Site) -> bool:
-    """A recorded scope outside the module's own line speaks against the weight's name."""
-    return (
-        recorded is None
-        or is_within(site.path, recorded.path)
-        or is_within(recorded.path, site.path)
-    )
+    return neighbours
 
 
 def by_dataflow(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
-    """The common ancestor of a node's readers, else of its writers; in a body, the enclosing node's module."""
+    """Find the common ancestor of a node's consumers, else of its producers.
+
+    A node in a subgraph takes the module of the enclosing node, and a node of a local function the
+    common ancestor of the nodes that call the function.
+
+    Args:
+        facts: The facts.
+        settled: The sites of the settled nodes.
+
+    Returns:
+        The sites of other nodes.
+    """
     known: dict[int, Site] = dict(settled)
     nodes = facts.graph.nodes
+    # Consumers come after a node and producers before it: in these orders one pass each is enough.
     for index in reversed(range(len(nodes))):
         _settle(facts, known, index, facts.graph.readers(index))
     for index in range(len(nodes)):
@@ -199,26 +237,8 @@ def by_dataflow(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
     for index, node in enumerate(nodes):
         if index not in known and node.enclosing in known:
             known[index] = known[node.enclosing]
-    _fill_functions(facts, known)
+    _settle_functions(facts, known)
     return {index: site for index, site in known.items() if index not in settled}
-
-
-def by_agreement(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
-    """The module of a node's readers, only where all of them are settled and are the same."""
-    found: dict[int, Site] = {}
-    for index in reversed(range(len(facts.graph.nodes))):
-        if index in settled:
-            continue
-        readers = [settled.get(i) or found.get(i) for i in facts.graph.readers(index)]
-        sites = {site for site in readers if site is not None}
-        if len(sites) == 1 and None not in readers:
-            found[index] = sites.pop()
-    return found
-
-
-def by_root(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
-    """The whole model, for what nothing else explains."""
-    return {index: Site("") for index in range(len(facts.graph.nodes)) if index not in settled}
 
 
 def _settle(facts: Facts, known: dict[int, Site], index: int, around: Iterable[int]) -> None:
@@ -227,7 +247,7 @@ def _settle(facts: Facts, known: dict[int, Site], index: int, around: Iterable[i
         return
     sites = [site for other in around if (site := _site_around(facts, known, other)) is not None]
     if sites:
-        known[index] = meet(facts, sites)
+        known[index] = _common_site(facts, sites)
 
 
 def _site_around(facts: Facts, known: Mapping[int, Site], index: int) -> Site | None:
@@ -237,23 +257,55 @@ def _site_around(facts: Facts, known: Mapping[int, Site], index: int) -> Site | 
     return known.get(index)
 
 
-def _fill_functions(facts: Facts, known: dict[int, Site]) -> None:
-    """The nodes of a local function serve all who call it."""
+def _settle_functions(facts: Facts, known: dict[int, Site]) -> None:
     callers: dict[str, list[Site]] = {}
     for index, node in enumerate(facts.graph.nodes):
         if node.calls_function and index in known:
             callers.setdefault(node.calls_function, []).append(known[index])
     for index, node in enumerate(facts.graph.nodes):
         if index not in known and node.function in callers:
-            known[index] = meet(facts, callers[node.function])
+            known[index] = _common_site(facts, callers[node.function])
 
 
-def meet(facts: Facts, sites: list[Site]) -> Site:
-    """The lowest module that contains all sites, and the earliest of its calls that they lie in."""
+def _common_site(facts: Facts, sites: list[Site]) -> Site:
+    """Return the lowest module that contains all sites, and its earliest call around them."""
     path = sites[0].path
     for site in sites[1:]:
         path = facts.tree.common_ancestor(path, site.path)
     log = facts.trace.log
     calls = [log.enclosing(site.call, path) for site in sites if site.call >= 0]
-    numbers = [number for number in calls if number is not None]
-    return Site(path, min(numbers, default=-1))
+    return Site(path, min((call for call in calls if call is not None), default=-1))
+
+
+def by_agreement(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
+    """Find the module of a node's consumers, only where all are settled and have the same one.
+
+    Args:
+        facts: The facts.
+        settled: The sites of the settled nodes.
+
+    Returns:
+        The sites of other nodes.
+    """
+    agreed: dict[int, Site] = {}
+    for index in reversed(range(len(facts.graph.nodes))):
+        if index in settled:
+            continue
+        sites = {settled.get(i) or agreed.get(i) for i in facts.graph.readers(index)}
+        site = sites.pop() if len(sites) == 1 else None
+        if site is not None:
+            agreed[index] = site
+    return agreed
+
+
+def by_root(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
+    """Give every node that is not settled to the model itself.
+
+    Args:
+        facts: The facts.
+        settled: The sites of the settled nodes.
+
+    Returns:
+        The sites of other nodes.
+    """
+    return {index: Site("") for index in range(len(facts.graph.nodes)) if index not in settled}

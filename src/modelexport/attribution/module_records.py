@@ -1,8 +1,9 @@
-"""The map of an export: the status and record of each module, the tag of each node."""
+"""The map of an export: the record of each module, the tag of each node, and how it is written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -10,6 +11,7 @@ from modelexport.attribution.evidence import Attribution, Facts
 from modelexport.graph.flat import Graph
 from modelexport.modules.record import ModuleRecord, ModuleStatus, NodeTag
 from modelexport.modules.tags import nearest_tags
+from modelexport.modules.tree import ModuleTree
 from modelexport.onnx_file import wire
 from modelexport.tagged.records import (
     METADATA_KEY,
@@ -24,59 +26,16 @@ from modelexport.tagged.records import (
 from modelexport.tagged.tables import complete_sidecar, consumer_tags, embedded_map, tags_of_node
 
 
-def module_statuses(
-    facts: Facts, attributions: Sequence[Attribution | None]
-) -> dict[str, ModuleStatus]:
-    """The status of every module; a container that is never called itself goes by what it contains."""
-    ran = _with_ancestors(
-        facts, {call.path for call in facts.trace.log.calls} | facts.trace.ran_in_bodies
-    )
-    for path in facts.tree:  # what cannot be seen to run goes by the module around it
-        if facts.tree[path].opaque and (not path or facts.tree.parent(path) in ran):
-            ran.add(path)
-    holding = _with_ancestors(facts, {answer.path for answer in attributions if answer is not None})
-    status: dict[str, ModuleStatus] = {}
-    for path in facts.tree:
-        if path in holding:
-            status[path] = ModuleStatus.NODES
-        elif path in ran:
-            status[path] = ModuleStatus.ABSORBED
-        else:
-            status[path] = ModuleStatus.UNUSED
-    return status
-
-
-def node_counts(facts: Facts, attributions: Sequence[Attribution | None]) -> dict[str, int]:
-    """How many nodes each module has, those of the modules below it included."""
-    counts = dict.fromkeys(facts.tree, 0)
-    for answer in attributions:
-        if answer is not None:
-            counts[answer.path] += 1
-    for path in reversed(list(facts.tree)):
-        parent = facts.tree.parent(path)
-        if parent is not None:
-            counts[parent] += counts[path]
-    return counts
-
-
-def _with_ancestors(facts: Facts, paths: set[str]) -> set[str]:
-    found: set[str] = set()
-    for path in paths:
-        for above in facts.tree.lineage(path):
-            if above in found:
-                break
-            found.add(above)
-    return found
-
-
 class HierarchyMap(msgspec.Struct, frozen=True):
     """Everything that an export writes beside the baseline's own bytes."""
 
     node_tags: tuple[NodeTag | None, ...]
+    """The tag of each node in the order of the graph; None for a node without one."""
     sidecar: Sidecar
 
     @property
     def embedded(self) -> EmbeddedMap:
+        """The part of the map that goes into the model file itself."""
         return embedded_map(self.sidecar, tags_digest(self.sidecar.nodes, self.node_tags))
 
 
@@ -87,42 +46,65 @@ def build_map(
     model: ModelRecord,
     export: ExportRecord,
 ) -> HierarchyMap:
-    carried = nearest_tags(facts.tree, tags)
-    primary = [None if answer is None else carried[answer.path] for answer in attributions]
+    """Build the map of an export.
+
+    Args:
+        facts: The graph, the modules and the exporter's evidence.
+        tags: The tag of each module, None for a hidden one.
+        attributions: The module of each node, in the order of the graph.
+        model: The record of the model.
+        export: The record of the export.
+
+    Returns:
+        The map.
+    """
     modules = _module_records(facts, tags, attributions)
-    node_tags = tuple(_node_tags(facts.graph, attributions, primary))
+    node_tags = _node_tags(facts.graph, attributions, nearest_tags(facts.tree, tags))
     return HierarchyMap(node_tags, complete_sidecar(facts.graph, node_tags, model, export, modules))
 
 
 def tagged_chunks(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffer]:
-    """The baseline's bytes with the map put in."""
-    tags: Iterator[NodeTag | None] = iter(hierarchy.node_tags)
+    """Add the map to the bytes of a model.
 
-    def doc_edit(old: bytes | None) -> bytes | None:
+    Args:
+        data: The baseline.
+        hierarchy: Its map.
+
+    Returns:
+        The tagged file in chunks.
+    """
+    tags = iter(hierarchy.node_tags)
+
+    def edit_doc_string(old: bytes | None) -> bytes | None:
         tag = next(tags)
         return old if tag is None else encode_tag(tag)
 
-    return wire.rewrite(
-        data, doc_edit, add_metadata=(METADATA_KEY, encode_embedded(hierarchy.embedded))
-    )
+    embedded = (METADATA_KEY, encode_embedded(hierarchy.embedded))
+    return wire.rewrite(data, edit_doc_string, add_metadata=embedded)
 
 
 def _module_records(
     facts: Facts, tags: dict[str, str | None], attributions: Sequence[Attribution | None]
 ) -> dict[str, ModuleRecord]:
-    status = module_statuses(facts, attributions)
-    counts = node_counts(facts, attributions)
+    nodes = _node_counts(facts.tree, attributions)
+    ran = _modules_that_ran(facts)
     calls = facts.trace.log.count()
     order = _execution_order(facts)
     parameters = facts.tree.subtree_parameters()
     results, called_in = _results(facts), _called_in(facts, calls)
+
+    def status_of(path: str) -> ModuleStatus:
+        if nodes[path]:
+            return ModuleStatus.NODES
+        return ModuleStatus.ABSORBED if path in ran else ModuleStatus.UNUSED
+
     return {
         path: ModuleRecord(
             tag=tags[path],
             class_=module.qualified_class,
             shown=tags[path] is not None,
-            status=str(status[path]),
-            calls=calls.get(path, 0),
+            status=str(status_of(path)),
+            calls=calls[path],
             execution_order=order.get(path),
             forward_args=module.forward_args,
             parameters=parameters[path],
@@ -130,7 +112,7 @@ def _module_records(
             children=module.children,
             aliases=module.aliases,
             more_aliases=module.more_aliases or msgspec.UNSET,
-            nodes=counts[path],
+            nodes=nodes[path],
             results=results.get(path, ()),
             called_in=called_in.get(path, ()),
             parameter_count=module.parameter_count,
@@ -139,47 +121,77 @@ def _module_records(
     }
 
 
+def _node_counts(tree: ModuleTree, attributions: Iterable[Attribution | None]) -> dict[str, int]:
+    """Return how many nodes each module has, with those of the modules below it."""
+    counts = dict.fromkeys(tree, 0)
+    for attribution in attributions:
+        if attribution is not None:
+            counts[attribution.path] += 1
+    # The tree has each module before those below it.
+    for path in reversed(list(tree)):
+        parent = tree.parent(path)
+        if parent is not None:
+            counts[parent] += counts[path]
+    return counts
+
+
+def _modules_that_ran(facts: Facts) -> set[str]:
+    """Return the modules that ran; a container that is never called ran if a module in it did."""
+    tree, trace = facts.tree, facts.trace
+    ran: set[str] = set()
+    for path in {call.path for call in trace.log.calls} | trace.ran_in_subgraphs:
+        ran.update(_lineage_until(tree, path, ran))
+    # The calls of an opaque module cannot be recorded: it ran if the module around it did.
+    for path in tree:
+        if tree[path].opaque and (not path or tree.parent(path) in ran):
+            ran.add(path)
+    return ran
+
+
+def _execution_order(facts: Facts) -> dict[str, int]:
+    """Return the rank of each module that ran; a container comes just before its first module."""
+    order: dict[str, int] = {}
+    for call in facts.trace.log.calls:
+        for path in reversed(_lineage_until(facts.tree, call.path, order)):
+            order[path] = len(order)
+    return order
+
+
+def _lineage_until(tree: ModuleTree, path: str, known: Container[str]) -> list[str]:
+    """Return a module and those above it, up to the first that is known."""
+    return list(itertools.takewhile(lambda above: above not in known, tree.lineage(path)))
+
+
 def _results(facts: Facts) -> dict[str, tuple[tuple[str | None, ...], ...]]:
-    """What each call of a module returned, as far as it is in the file."""
-    found: dict[str, list[tuple[str | None, ...]]] = {}
+    """Return what each call of a module returned, by the names in the file."""
+    results: dict[str, list[tuple[str | None, ...]]] = {}
     for number, call in enumerate(facts.trace.log.calls):
-        found.setdefault(call.path, []).append(facts.trace.results.get(number, ()))
-    return {path: tuple(results) for path, results in found.items() if any(results)}
+        results.setdefault(call.path, []).append(facts.trace.results.get(number, ()))
+    return {path: tuple(values) for path, values in results.items() if any(values)}
 
 
 def _called_in(facts: Facts, calls: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """For modules below one that ran more than once: which of its calls each of theirs was part of."""
+    """Return for modules below one that ran more than once the call of it that each call is in."""
     log, tree = facts.trace.log, facts.tree
     around = {
         path: next((above for above in tree.lineage(path)[1:] if above in calls), None)
         for path in calls
     }
-    found: dict[str, list[int]] = {}
+    called_in: dict[str, list[int]] = {}
     for number, call in enumerate(log.calls):
         above = around[call.path]
         if above is not None and calls[above] > 1:
             outer = log.enclosing(number, above)
-            found.setdefault(call.path, []).append(-1 if outer is None else log.calls[outer].index)
-    return {path: tuple(outer) for path, outer in found.items()}
-
-
-def _execution_order(facts: Facts) -> dict[str, int]:
-    """The rank of each module that ran; a container comes just before the first of its modules to run."""
-    order: dict[str, int] = {}
-    for call in facts.trace.log.calls:
-        new = []
-        for path in facts.tree.lineage(call.path):
-            if path in order:
-                break
-            new.append(path)
-        for path in reversed(new):
-            order[path] = len(order)
-    return order
+            index = -1 if outer is None else log.calls[outer].index
+            called_in.setdefault(call.path, []).append(index)
+    return {path: tuple(indices) for path, indices in called_in.items()}
 
 
 def _node_tags(
-    graph: Graph, attributions: Sequence[Attribution | None], primary: Sequence[str | None]
-) -> list[NodeTag | None]:
+    graph: Graph, attributions: Sequence[Attribution | None], tag_of: Mapping[str, str]
+) -> tuple[NodeTag | None, ...]:
+    """Return the tag of each node, with the tags of the modules that consume its outputs."""
+    primary = [None if answer is None else tag_of[answer.path] for answer in attributions]
     consumers = consumer_tags(graph, primary)
     node_tags: list[NodeTag | None] = []
     for node, proto, answer, tag in zip(
@@ -195,4 +207,4 @@ def _node_tags(
                 tags, tag, len(tags), answer.method, answer.path, answer.call, answer.covers, doc
             )
         )
-    return node_tags
+    return tuple(node_tags)

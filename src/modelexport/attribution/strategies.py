@@ -1,4 +1,4 @@
-"""Strategies as values: an exporter, a chain of evidence, and whether every node gets a tag."""
+"""Strategies: an exporter and an ordered chain of evidence, how they are found and applied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modelexport.attribution.evidence import (
     by_scope,
 )
 from modelexport.capture.trace import Site
-from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
 from modelexport.modules.record import Method
 
 ENTRY_POINTS = "modelexport.strategies"
@@ -27,7 +27,7 @@ EXPORTERS = ("dynamo", "torchscript")
 
 
 class ExportStrategy(enum.StrEnum):
-    """The strategies that come with the package; strings do as well."""
+    """The strategies that come with the package; their names as strings work too."""
 
     AUTO = "auto"
     USAGE_BASED = "usage_based"
@@ -36,16 +36,16 @@ class ExportStrategy(enum.StrEnum):
 
 
 class Strategy(msgspec.Struct, frozen=True):
-    """How nodes are given to modules: the first evidence of the chain that answers wins."""
+    """How nodes are mapped to modules: the first evidence in the chain with an answer wins."""
 
     name: str
-    """What `strategy=` and `--strategy` call it."""
+    """Its name for `strategy=` and `--strategy`."""
     exporter: str
-    """`dynamo` or `torchscript`, unless the caller says otherwise."""
+    """`dynamo` or `torchscript`; the caller may choose the other one."""
     chain: tuple[Evidence, ...]
-    """Asked in this order. A node that none has an answer for stays without a tag."""
+    """The evidence in order. A node without an answer from any of it has no tag."""
     description: str = ""
-    """For people."""
+    """One line for people."""
 
 
 SCOPE = Evidence(Method.SCOPE, by_scope)
@@ -69,18 +69,32 @@ _REGISTRY: dict[str, Strategy] = {strategy.name: strategy for strategy in (FX, H
 
 
 def check_exporter(name: str | None) -> None:
-    """Raise for an exporter that nobody knows; None leaves the choice to the strategy."""
+    """Check the name of an exporter.
+
+    Args:
+        name: The name; None leaves the choice to the strategy.
+
+    Raises:
+        ArgumentError: There is no such exporter.
+    """
     if name is not None and name not in EXPORTERS:
         raise ArgumentError(f"there is no exporter {name!r}", hint=_choices(EXPORTERS))
 
 
 def register_strategy(strategy: Strategy) -> None:
-    """Make a strategy known under its name, in this process; a name can be taken only once.
+    """Register a strategy under its name for this process.
 
-    Installed packages make theirs known by an entry point in the group `modelexport.strategies`.
+    Installed packages register theirs by an entry point in the group `modelexport.strategies`.
+
+    Args:
+        strategy: The strategy.
+
+    Raises:
+        ArgumentTypeError: It is no `Strategy`.
+        ArgumentError: Its exporter is unknown, or another strategy has its name.
     """
     if not isinstance(strategy, Strategy):
-        raise ArgumentTypeError(f"a {type(strategy).__name__} is not a Strategy")
+        raise ArgumentTypeError(f"expected a Strategy, got {describe_type(strategy)}")
     if strategy.exporter not in EXPORTERS:
         raise ArgumentError(
             f"strategy {strategy.name!r} names the exporter {strategy.exporter!r}",
@@ -94,7 +108,17 @@ def register_strategy(strategy: Strategy) -> None:
 
 
 def find_strategy(name: str) -> Strategy:
-    """The strategy of this name; of installed packages only the one that has it is loaded."""
+    """Find a strategy by its name.
+
+    Args:
+        name: The name; of installed packages only the one that provides it is loaded.
+
+    Returns:
+        The strategy.
+
+    Raises:
+        ArgumentError: There is none, or its package cannot be loaded.
+    """
     if name in _REGISTRY:
         return _REGISTRY[name]
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
@@ -109,14 +133,15 @@ def _load(point: EntryPoint) -> Strategy:
         strategy: Strategy = point.load()
     except Exception as error:  # whatever the package does when it is imported
         raise ArgumentError(
-            f"the strategy {point.name!r} of an installed package cannot be loaded: {type(error).__name__}: {error}",
-            hint="mend that package, or uninstall it",
+            f"the strategy {point.name!r} of an installed package cannot be loaded: "
+            f"{type(error).__name__}: {error}",
+            hint="fix that package, or uninstall it",
         ) from error
     register_strategy(strategy)
     if strategy.name != point.name:
         raise ArgumentError(
-            f"an installed package calls its strategy {strategy.name!r} {point.name!r}",
-            hint="the name of the entry point has to be the strategy's own",
+            f"entry point {point.name!r} provides a strategy named {strategy.name!r}",
+            hint="the names must match",
         )
     return strategy
 
@@ -126,7 +151,18 @@ def _choices(names: tuple[str, ...]) -> str:
 
 
 def attribute(strategy: Strategy, facts: Facts) -> list[Attribution | None]:
-    """The module of each node of the graph, in the order of its nodes."""
+    """Find the module of each node with the evidence of a strategy.
+
+    Args:
+        strategy: The strategy.
+        facts: What its evidence is drawn from.
+
+    Returns:
+        The answer for each node in the order of the graph, None where there is none.
+
+    Raises:
+        ArgumentError: The strategy names a module that the model does not have.
+    """
     modules = set(facts.tree)
     settled: dict[int, Site] = {}
     methods: dict[int, str] = {}
@@ -134,21 +170,22 @@ def attribute(strategy: Strategy, facts: Facts) -> list[Attribution | None]:
         for index, site in evidence.find(facts, settled).items():
             if site.path not in modules:
                 raise ArgumentError(
-                    f"the evidence {str(evidence.method)!r} of the strategy {strategy.name!r} names the module "
-                    f"{site.path!r}, which the model does not have",
-                    hint="mend the strategy",
+                    f"the evidence {str(evidence.method)!r} of the strategy {strategy.name!r} "
+                    f"names the module {site.path!r}, which the model does not have",
+                    hint="fix the strategy",
                 )
             if index not in settled:
                 settled[index] = site
                 methods[index] = str(evidence.method)
+    calls = facts.trace.log.calls
     counts = facts.trace.log.count()
 
     def answer(index: int) -> Attribution | None:
         if index not in settled:
             return None
         site = settled[index]
-        repeated = counts.get(site.path, 0) > 1 and site.call >= 0
-        number = facts.trace.log.calls[site.call].index if repeated else None
+        # A call is numbered only where the module has several.
+        number = calls[site.call].index if counts[site.path] > 1 and site.call >= 0 else None
         covers = facts.trace.covers.get(facts.graph.nodes[index].key, ())
         if covers and site.path not in covers:
             covers = tuple(sorted((*covers, site.path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,17 +13,21 @@ import msgspec
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.onnx._internal.exporter import _errors
+
+# Private: the error that tells a failed translation from a failed capture; torch.onnx exports only
+# its base class. If torch moves it, importing the exporter fails.
+from torch.onnx._internal.exporter._errors import ConversionError
 
 from modelexport.capture.calls import CallLog
-from modelexport.capture.dynamo_trace import Translation, read_trace, watch_translation
+from modelexport.capture.dynamo_evidence import read_trace
+from modelexport.capture.dynamo_translation import watch_translation
 from modelexport.capture.fx_trace import FxTraceReader
 from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.model_state import preserve_model, silence_torch, swap_attributes
 from modelexport.capture.module_tree import forward_args
 from modelexport.capture.outputs import filter_outputs, unique_names
 from modelexport.capture.recorder import record_calls
-from modelexport.capture.trace import Baseline, Site, TorchOptions, map_file
+from modelexport.capture.trace import Baseline, Site, TorchOptions, Trace
 from modelexport.errors import ArgumentError
 from modelexport.graph.flat import subgraph_prefix
 from modelexport.modules.tree import ModuleTree
@@ -35,13 +40,28 @@ def export(
     target: Path,
     options: TorchOptions,
 ) -> Baseline:
-    """Write `target` (and its data file beside it) with `torch.onnx.export(dynamo=True)`."""
+    """Write a file, and its data file beside it, with `torch.onnx.export(dynamo=True)`.
+
+    Args:
+        model: The model, which is left as it was, or a program that was exported before.
+        tree: Its modules.
+        inputs: The example inputs; a program has its own.
+        target: The file.
+        options: The arguments for torch.
+
+    Returns:
+        The baseline and its evidence.
+
+    Raises:
+        ArgumentError: An output name of the options is the name of another value.
+    """
     if isinstance(model, ExportedProgram):
         return _export_program(model, tree, target, options)
     try:
         return _export_once(model, tree, inputs, target, options)
-    except _errors.ConversionError as error:
-        # With gradients torch may capture other kernels than it decomposes to, and then fail on its own program.
+    except ConversionError as error:
+        # With gradients torch may capture other kernels than it decomposes to, and then fail on
+        # its own program.
         if not torch.is_grad_enabled() or isinstance(error.__cause__, torch.onnx.OnnxExporterError):
             raise
         with torch.no_grad():
@@ -52,33 +72,34 @@ def _export_once(
     model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: TorchOptions
 ) -> Baseline:
     names = options.input_names or inputs.names
-    tap = FxTraceReader()
+    reader = FxTraceReader()
     with (
         preserve_model(model),
         filter_outputs(model, names or ()) as shape,
-        record_calls(model, tree, tap) as recorder,
+        record_calls(model, tree, reader) as recorder,
         watch_branches(model, tree) as branches,
-        watch_translation() as translated,
-        _renaming(chosen=options.output_names is not None),
+        watch_translation() as translation,
+        _unique_output_names(chosen=options.output_names is not None),
         silence_torch(options.verbose),
     ):
-        written = torch.onnx.export(
+        written: Any = torch.onnx.export(
             model,
             inputs.for_torch,
             str(target),
             kwargs=inputs.kwargs or None,
             input_names=names,
             output_names=options.output_names or shape.names,
-            dynamic_shapes=_for_every_input(model, inputs, options.dynamic_shapes),
-            **_common(options),
+            dynamic_shapes=_add_missing_inputs(model, inputs, options.dynamic_shapes),
+            **_common_arguments(options),
         )
-    return _read(
-        written, tree, recorder.log(), tap, translated, branches, target, options, shape.dropped
-    )
+    trace = read_trace(written, tree, recorder.log(), reader, translation)
+    scopes = {**trace.scopes, **dict(branches.sites(written.model.graph))}
+    trace = msgspec.structs.replace(trace, scopes=scopes, ran_in_subgraphs=frozenset(branches.ran))
+    return _baseline(written, trace, target, options, shape.dropped)
 
 
-def _for_every_input(model: nn.Module, inputs: ModelInputs, dynamic_shapes: Any) -> Any:
-    """Dynamic shapes by name with an entry for every input, as torch.export wants them."""
+def _add_missing_inputs(model: nn.Module, inputs: ModelInputs, dynamic_shapes: Any) -> Any:
+    """Return dynamic shapes by name with an entry for every input, as torch.export needs them."""
     if not isinstance(dynamic_shapes, Mapping) or not all(
         isinstance(name, str) for name in dynamic_shapes
     ):
@@ -86,35 +107,35 @@ def _for_every_input(model: nn.Module, inputs: ModelInputs, dynamic_shapes: Any)
     arguments = list(forward_args(model))
     shapes: dict[str, Any] = dict.fromkeys((*arguments[: len(inputs.args)], *inputs.kwargs))
     shapes.update(dynamic_shapes)
-    gathered = next((name.removeprefix("**") for name in arguments if name.startswith("**")), None)
-    loose = [name for name in shapes if name in inputs.kwargs and name not in arguments]
-    if gathered is None or not loose:
+    keywords = next((name.removeprefix("**") for name in arguments if name.startswith("**")), None)
+    extra = {n: dims for n, dims in shapes.items() if n in inputs.kwargs and n not in arguments}
+    if keywords is None or not extra:
         return shapes
-    return {
-        **{name: shapes[name] for name in shapes if name not in loose},
-        gathered: {n: shapes[n] for n in loose},
-    }
+    return {**{n: dims for n, dims in shapes.items() if n not in extra}, keywords: extra}
 
 
 def _export_program(
     program: ExportedProgram, tree: ModuleTree, target: Path, options: TorchOptions
 ) -> Baseline:
-    """A program has its inputs, shapes and calls in it already."""
-    with watch_translation() as translated, _renaming(chosen=True), silence_torch(options.verbose):
+    """Export a program, which has its inputs, shapes and calls in it already."""
+    with (
+        watch_translation() as translation,
+        _unique_output_names(chosen=True),
+        silence_torch(options.verbose),
+    ):
         written = torch.onnx.export(
             program,
             (),
             str(target),
             input_names=options.input_names,
             output_names=options.output_names,
-            **_common(options),
+            **_common_arguments(options),
         )
-    return _read(
-        written, tree, CallLog((), {}), FxTraceReader(), translated, None, target, options, ()
-    )
+    trace = read_trace(written, tree, CallLog(), FxTraceReader(), translation)
+    return _baseline(written, trace, target, options)
 
 
-def _common(options: TorchOptions) -> dict[str, Any]:
+def _common_arguments(options: TorchOptions) -> dict[str, Any]:
     return {
         "dynamo": True,
         "verbose": options.verbose,
@@ -124,32 +145,26 @@ def _common(options: TorchOptions) -> dict[str, Any]:
     }
 
 
-def _read(
-    written: Any,
-    tree: ModuleTree,
-    log: CallLog,
-    tap: FxTraceReader,
-    translated: Translation,
-    branches: BranchModules | None,
-    target: Path,
-    options: TorchOptions,
-    dropped: Sequence[str],
+def _baseline(
+    written: Any, trace: Trace, target: Path, options: TorchOptions, dropped: Sequence[str] = ()
 ) -> Baseline:
-    trace = read_trace(written, tree, log, tap, translated)
-    if branches is not None:
-        scopes = {**trace.scopes, **dict(branches.sites(written.model.graph))}
-        trace = msgspec.structs.replace(trace, scopes=scopes, ran_in_bodies=frozenset(branches.ran))
     files = {path.name: path for path in target.parent.iterdir() if path != target}
     text = str(written.exported_program) if options.with_graph_text else None
-    return Baseline(map_file(target), files, trace, tuple(dropped), text)
+    # Mapped, because a model with its initializers inside may be large.
+    with target.open("rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return Baseline(data, files, trace, tuple(dropped), text)
 
 
 @contextmanager
-def _renaming(chosen: bool) -> Iterator[None]:
-    """Give no output the name of another value, which torch does: ONNX has no such graphs.
+def _unique_output_names(chosen: bool) -> Iterator[None]:
+    """Give no output the name of another value while the block exports.
 
-    Where the caller chose the names that is an error; a key of what the model returns gets a number.
+    torch does so, and an ONNX graph with two values of one name is not valid. Where the caller
+    chose the names that is an error; a key of what the model returns gets a number.
     """
+    # Private: the step in which torch names the outputs, after all others; only then are the names
+    # of all values known. If torch renames it, entering the block fails.
     from torch.onnx._internal.exporter import _ir_passes
 
     original = _ir_passes.rename_outputs
@@ -161,7 +176,7 @@ def _renaming(chosen: bool) -> Iterator[None]:
         if clash is not None and chosen:
             raise ArgumentError(
                 f"the output name {clash!r} is the name of another value in the graph",
-                hint="choose another",
+                hint="choose another name",
             )
         original(model, names if clash is None else unique_names(names, taken))
 
@@ -169,67 +184,96 @@ def _renaming(chosen: bool) -> Iterator[None]:
         yield
 
 
+# torch writes the stack of each operation into the metadata of the ONNX node, and names generated
+# code this way. Where either changes, nodes in subgraphs take the module of the enclosing node.
 _STACK_TRACE = "pkg.torch.onnx.stack_trace"
 _GENERATED_LINE = re.compile(r'File "(<eval_with_key>[^"]*)", line \d+, in forward\n\s*(\w+)')
 
 
 class BranchModules:
-    """The module of each operation that dynamo captured for a body of a higher-order operator.
+    """The module of each operation in the subgraphs of conditionals and loops.
 
-    torch.export lets dynamo compile such bodies into modules of generated code, and then traces that code.
-    dynamo knows the module of each operation; the trace only knows the line of generated code. The line
-    begins with the name of dynamo's node, and torch writes it into the metadata of the ONNX node.
+    torch.export lets dynamo compile the function of such a subgraph into a module of generated
+    code, and then traces that code. dynamo knows the module of each operation, the trace only the
+    line of generated code. The line begins with the name of dynamo's node, and torch writes it
+    into the metadata of the ONNX node.
     """
 
     def __init__(self, model: nn.Module, tree: ModuleTree) -> None:
+        """Start without subgraphs.
+
+        Args:
+            model: The model.
+            tree: Its modules.
+        """
         self._paths = {str(id(model.get_submodule(path))): path for path in tree}
-        self._bodies: list[tuple[torch.fx.GraphModule, dict[str, str]]] = []
+        self._compiled: list[tuple[torch.fx.GraphModule, dict[str, str]]] = []
         self.ran: set[str] = set()
+        """The modules that ran in subgraphs."""
 
     def read(self, captured: torch.fx.GraphModule) -> None:
-        """Note the modules of a captured program and of the bodies in it."""
-        for body in captured.modules():
-            if isinstance(body, torch.fx.GraphModule):
-                made_by: dict[str, str] = {}
-                for node in body.graph.nodes:
+        """Note the modules of a captured program and of the subgraphs in it.
+
+        Args:
+            captured: What dynamo compiled.
+        """
+        for graph_module in captured.modules():
+            if isinstance(graph_module, torch.fx.GraphModule):
+                module_of: dict[str, str] = {}
+                for node in graph_module.graph.nodes:
                     # The keys of the stack are the ids of the modules, innermost last.
-                    modules = [
-                        self._paths.get(key) for key in node.meta.get("nn_module_stack") or ()
-                    ]
+                    stack = node.meta.get("nn_module_stack") or ()
+                    modules = [self._paths.get(key) for key in stack]
                     self.ran.update(path for path in modules if path is not None)
                     if modules and modules[-1] is not None:
-                        made_by[node.name] = modules[-1]
-                self._bodies.append((body, made_by))
+                        module_of[node.name] = modules[-1]
+                self._compiled.append((graph_module, module_of))
 
     def sites(self, graph: Any) -> Iterator[tuple[str, Site]]:
-        """Yield the key of each output in the bodies of an ONNX graph with the module it was made in."""
+        """Find the modules of the nodes in the subgraphs of an ONNX graph.
+
+        Args:
+            graph: The graph as written.
+
+        Yields:
+            The key of each output of such a node, and the module that it ran in.
+        """
         if not self.ran:
             return
-        # The code of a body is generated when it first runs, so its file has a name only now.
-        made_by = {body.forward.__code__.co_filename: names for body, names in self._bodies}
-        pending = [found for node in graph for found in _bodies(node, "")]
-        for body, prefix in pending:
-            for node in body:
-                pending.extend(_bodies(node, prefix))
+        # The code of a module is generated when it first runs, so its file has a name only now.
+        modules_of = {code.forward.__code__.co_filename: names for code, names in self._compiled}
+        pending = [nested for node in graph for nested in _subgraphs(node, "")]
+        for subgraph, prefix in pending:
+            for node in subgraph:
+                pending.extend(_subgraphs(node, prefix))
                 lines = _GENERATED_LINE.findall(node.metadata_props.get(_STACK_TRACE, ""))
-                path = made_by.get(lines[-1][0], {}).get(lines[-1][1]) if lines else None
+                path = modules_of.get(lines[-1][0], {}).get(lines[-1][1]) if lines else None
                 if path is not None:
                     yield from ((f"{prefix}{value.name}", Site(path)) for value in node.outputs)
 
 
-def _bodies(node: Any, prefix: str) -> Iterator[tuple[Any, str]]:
-    """Yield the subgraphs of a node, each with what stands before the keys of its values."""
+def _subgraphs(node: Any, prefix: str) -> Iterator[tuple[Any, str]]:
+    """Yield the subgraphs of a node, each with the prefix of the keys of its values."""
     for attribute in node.attributes.values():
         if isinstance(attribute.value, type(node.graph)):
-            yield (
-                attribute.value,
-                subgraph_prefix(f"{prefix}{node.outputs[0].name}", attribute.name),
-            )
+            key = f"{prefix}{node.outputs[0].name}"
+            yield attribute.value, subgraph_prefix(key, attribute.name)
 
 
 @contextmanager
 def watch_branches(model: nn.Module, tree: ModuleTree) -> Iterator[BranchModules]:
-    """See what dynamo captures of bodies while the block exports the model."""
+    """Watch what dynamo compiles for subgraphs while the block exports the model.
+
+    Args:
+        model: The model.
+        tree: Its modules.
+
+    Yields:
+        The modules of the operations in subgraphs.
+    """
+    # Private: higher-order operators choose this backend for the functions they are given, and
+    # there is no option to choose another. If torch renames it, entering the block fails; if it
+    # uses another one, nodes in subgraphs take the module of the enclosing node.
     from torch._dynamo.backends import debugging
 
     branches = BranchModules(model, tree)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from modelexport.errors import ModelRunError, first_line
 
-_MOST = 300
+_MAX_CAUSE = 300
+_MAX_CODE = 120
 _FILE_LINE = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(\S.*)')
 _SOURCE_RANGE = re.compile(r"^(.+)\((\d+)\): ", re.MULTILINE)
 _OPERATORS = (
@@ -18,51 +19,87 @@ _OPERATORS = (
     re.compile(r"target=(?:torch\.ops\.)?([\w.]+)\]"),
     re.compile(r"operator '([\w:]+)'"),
 )
-_TOOLS = re.compile(
+_EXPORTER_FILES = re.compile(
     r"[/\\](torch|onnxscript|onnx_ir|onnx|modelexport|importlib|contextlib\.py|functools\.py)([/\\]|$)"
 )
-"""Files of the exporters; what else is on a stack is the model's code."""
+"""The files of the exporters; any other file on a stack is model code."""
 
 
 class Failure(NamedTuple):
     """Why an export failed."""
 
     cause: str
+    """The type and the first line of the root error."""
     operator: str | None
-    place: str | None
+    """The operator that it names."""
+    location: str | None
+    """The line of model code."""
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
-        return f"{self.cause} (at {self.place})" if self.place else self.cause
+        """The cause and the location in one line."""
+        return f"{self.cause} (at {self.location})" if self.location else self.cause
 
     def lines(self, title: str) -> Iterator[str]:
+        """Yield the failure as indented lines under a title.
+
+        Args:
+            title: What failed, such as the name of an exporter.
+        """
         yield f"  {title}: {self.cause}"
         if self.operator is not None and self.operator not in self.cause:
             yield f"    operator {self.operator}"
-        if self.place is not None:
-            yield f"    at {self.place}"
+        if self.location is not None:
+            yield f"    at {self.location}"
 
 
 def explain_failure(error: BaseException) -> Failure:
-    """The root cause of an error, and where it points."""
+    """Explain an error by its root cause.
+
+    Args:
+        error: The error that an exporter or a model raised.
+
+    Returns:
+        The cause, the operator and the line of model code, as far as they are known.
+    """
     chain = list(_chain(error))
     root = chain[-1]
-    return Failure(
-        f"{type(root).__name__}: {first_line(root)}"[:_MOST], _operator(chain), _place(chain)
-    )
+    cause = f"{type(root).__name__}: {first_line(root)}"[:_MAX_CAUSE]
+    return Failure(cause, _operator(chain), _location(chain))
 
 
 def model_run_error(error: BaseException) -> ModelRunError:
-    """The error to raise for one that the model itself raised on its inputs."""
+    """Return the error to raise for one that the model itself raised on its inputs.
+
+    Args:
+        error: What the model raised.
+
+    Returns:
+        An error with the cause and a hint.
+    """
     return ModelRunError(
         f"the model itself does not run on these inputs: {explain_failure(error).line}",
-        hint="their number, names, shapes and dtypes have to be what forward takes",
+        hint="their number, names, shapes and dtypes have to be those that forward takes",
     )
 
 
+def short_location(file: str, number: int | str) -> str:
+    """Return the end of a path with a line number.
+
+    That is enough to find a file, and reveals nothing about the machine.
+
+    Args:
+        file: The path.
+        number: The number of the line.
+
+    Returns:
+        The last folder and the file, as in `models/bert.py:12`.
+    """
+    return f"{'/'.join(Path(file).parts[-2:])}:{number}"
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from, down to the first."""
+    """Yield the error and what it was raised from, down to the first."""
     current: BaseException | None = error
     while current is not None:
         yield current
@@ -77,45 +114,39 @@ def _operator(chain: list[BaseException]) -> str | None:
     return None
 
 
-def _place(chain: list[BaseException]) -> str | None:
-    """The innermost line of model code that the errors, their nodes or their stacks tell of."""
+def _location(chain: list[BaseException]) -> str | None:
+    """Return the innermost line of model code that the errors, their nodes or stacks name."""
     for error in reversed(chain):
-        found = [*_told(str(error)), *_of_nodes(error), *_on_stack(error)]
-        if found:
-            return found[0]
+        for location in (*_in_text(str(error)), *_of_nodes(error), *_on_stack(error)):
+            return location
     return None
 
 
-def _told(message: str) -> Iterator[str]:
-    """Lines of model code in a message, innermost first."""
-    for file, number, code in reversed(_FILE_LINE.findall(message)):
-        yield from _text(file, number, code)
+def _in_text(text: str) -> Iterator[str]:
+    """Yield the lines of model code that a text names, innermost first."""
+    for file, number, code in reversed(_FILE_LINE.findall(text)):
+        yield from _model_line(file, number, code)
 
 
 def _of_nodes(error: BaseException) -> Iterator[str]:
-    """Where the node came from that an exporter was working on: it is a local variable of some frame."""
+    """Yield the source of the node that an exporter was working on: a local of some frame."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for name in ("node", "n", "fx_node"):
             node: Any = frame.f_locals.get(name)
             if isinstance(meta := getattr(node, "meta", None), dict):
-                yield from _told(str(meta.get("stack_trace")))
+                yield from _in_text(str(meta.get("stack_trace")))
             elif callable(getattr(node, "sourceRange", None)):
                 for file, number in _SOURCE_RANGE.findall(node.sourceRange()):
-                    yield from _text(file, number, "")
+                    yield from _model_line(file, number, "")
 
 
 def _on_stack(error: BaseException) -> Iterator[str]:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith("<") and frame.line:
-            yield from _text(frame.filename, frame.lineno or 0, frame.line)
+            yield from _model_line(frame.filename, frame.lineno or 0, frame.line)
 
 
-def _text(file: str, number: int | str, code: str) -> Iterator[str]:
-    """A line of model code; the end of the path is enough to find a file, and says nothing of the machine."""
-    if not _TOOLS.search(file):
-        yield f"{short_location(file, number)}{': ' if code else ''}{code[:120]}"
-
-
-def short_location(file: str, number: int | str) -> str:
-    """Return the end of a path with a line number."""
-    return f"{'/'.join(Path(file).parts[-2:])}:{number}"
+def _model_line(file: str, number: int | str, code: str) -> Iterator[str]:
+    """Yield a line if it is model code."""
+    if not _EXPORTER_FILES.search(file):
+        yield f"{short_location(file, number)}{': ' if code else ''}{code[:_MAX_CODE]}"

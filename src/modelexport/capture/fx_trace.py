@@ -1,4 +1,4 @@
-"""Read the FX graph while torch.export traces it, and follow its values into the decomposed program."""
+"""Read the FX graph while torch.export traces it, and find its values in the decomposed program."""
 
 from __future__ import annotations
 
@@ -9,214 +9,269 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+# Experimental: the trace that torch.export has under way, and the FX node of a tensor in it. Both
+# have no public counterpart: the program that torch.export returns has neither the calls of
+# modules nor the values they returned. If torch moves them, importing the dynamo exporter fails.
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from modelexport.capture.calls import Call, assign_operations
 from modelexport.capture.recorder import OpenCall
 
+Slot = tuple[int, ...]
+"""The position of a value in nested arguments: an index for each level."""
+
 
 class TracedNode(NamedTuple):
-    """One node of the trace: what it does, the values it reads by their places, and what it writes to.
-
-    `switches_mode` tells that it makes no value: it changes the mode of gradients, say.
-    """
+    """One node of the trace."""
 
     name: str
-    work: object
-    reads: tuple[tuple[str, tuple[int, ...]], ...]
-    writes: int | None
+    operation: object
+    """What the node does, see `operation_of`."""
+    inputs: tuple[tuple[str, Slot], ...]
+    """The names of the values it consumes, and where they stand in its arguments."""
+    written_storage: int | None
+    """The memory that it writes to, for an operation in place."""
     switches_mode: bool
+    """Whether it computes no value, as a node that changes the gradient mode."""
 
 
 class FxTraceReader:
-    """Reads the FX graph that torch.export is tracing."""
+    """Read the FX graph that torch.export is tracing."""
 
     def __init__(self) -> None:
+        """Start before the trace."""
         self.nodes: list[TracedNode] = []
         self.storages: dict[str, int | None] = {}
+        """By value, the memory that it is in, which views share."""
         self.rewritten: set[tuple[str, int]] = set()
-        """Values by name and position that were written to through a view: their node is what they were before."""
+        """The values whose views had been written to, with the positions at which they had been.
+
+        At those positions the node of the value computes what the tensor held before the write.
+        """
 
     def _tracer(self) -> Any:
         mode = get_proxy_mode()
         return None if mode is None else mode.tracer
 
     def session(self) -> object:
+        """Return torch's tracer, None outside a trace."""
         return self._tracer()
 
     def position(self) -> int:
+        """Return the number of nodes traced so far."""
         tracer = self._tracer()
         return 0 if tracer is None else len(tracer.graph.nodes)
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
+        """Return the name of the value of a tensor, None for one that the trace did not compute.
+
+        Args:
+            tensor: A tensor that a module returned.
+        """
         tracer = self._tracer()
-        slot = None if tracer is None else get_proxy_slot(tensor, tracer, None)
-        if slot is None:
+        proxy = None if tracer is None else get_proxy_slot(tensor, tracer, None)
+        if proxy is None:
             return None
-        name = _traced_name(slot.proxy.node)
-        if not tensor.is_inference() and tensor._version > _writes_to(
-            slot.proxy.node, tensor._version
-        ):
+        node = proxy.proxy.node
+        name = _value_name(node)
+        # Private: torch counts the writes to a tensor and its views here, for autograd. More
+        # writes than the value's nodes account for were made through a view.
+        if not tensor.is_inference() and tensor._version > _count_writes(node, tensor._version):
             self.rewritten.add((name, self.position()))
         return name
 
     def scope_of(self, module: nn.Module) -> str:
+        """Return no scope: the nodes of the trace have none of their own."""
         return ""
 
-    def made_by(self, calls: Sequence[OpenCall]) -> dict[str, int]:
+    def assign_calls(self, calls: Sequence[OpenCall]) -> dict[str, int]:
+        """Index the nodes traced so far, and return the number of the call of each.
+
+        Args:
+            calls: The calls recorded so far.
+        """
         tracer = self._tracer()
         if tracer is None:
             return {}
         nodes = list(tracer.graph.nodes)
-        self.nodes = [_traced(node) for node in nodes]
-        self.storages = {_traced_name(node): _storage(node) for node in nodes}
+        self.nodes = [_traced_node(node) for node in nodes]
+        self.storages = {_value_name(node): _storage(node) for node in nodes}
         spans = [(call.start, call.finish) for call in calls]
-        return assign_operations(spans, [(node.name, place) for place, node in enumerate(nodes, 1)])
+        marks = [(node.name, position) for position, node in enumerate(nodes, 1)]
+        return assign_operations(spans, marks)
 
 
 class Decomposition:
-    """Finds the values of a trace in the program that torch decomposed it into.
+    """Find the values of a trace in the program that torch decomposed it into.
 
-    A node of the program tells which traced one it comes from. That does not do for a value that was
-    written to through a view, nor for one of several results of an operation that was taken apart:
-    there, what a later reader of the value reads in the program is the value.
+    A node of the program names the traced node that it comes from. That is not enough for a value
+    whose view was written to, nor for one of several results of an operation that was decomposed:
+    there, the value is what a later consumer of it consumes in the program.
     """
 
     def __init__(
         self,
-        tap: FxTraceReader,
+        reader: FxTraceReader,
         nodes: Sequence[Any],
         origins: Mapping[str, str | None],
         returned: Sequence[tuple[str, Any]],
     ) -> None:
-        self._tap = tap
-        self._work = {node.name: node.work for node in tap.nodes}
+        """Index the trace and the program.
+
+        Args:
+            reader: The trace.
+            nodes: The nodes of the program.
+            origins: For each node of the program the name of the traced node it comes from.
+            returned: What the model returned: the traced name and the program's node of each value.
+        """
+        self._reader = reader
+        self._operations = {node.name: node.operation for node in reader.nodes}
         self._origins = origins
         self._returned = returned
         self._by_origin: dict[str, list[Any]] = {}
         for node in nodes:
             self._by_origin.setdefault(origins.get(node.name) or "", []).append(node)
         self._latest: dict[str, str] = {
-            n: node.name for node in nodes if (n := self._result_name(node)) is not None
+            n: node.name for node in nodes if (n := self._traced_name(node)) is not None
         }
         self._latest.update(
             {origin: name for name, origin in origins.items() if origin is not None}
         )
-        self._readers: dict[str, list[tuple[int, str, tuple[int, ...]]]] = {}
+        self._consumers: dict[str, list[tuple[int, str, Slot]]] = {}
         self._writes: dict[int, list[int]] = {}
-        for place, node in enumerate(tap.nodes, 1):
-            if node.writes is not None:
-                self._writes.setdefault(node.writes, []).append(place)
-            for name, slot in node.reads:
-                self._readers.setdefault(name, []).append((place, node.name, slot))
+        for position, node in enumerate(reader.nodes, 1):
+            if node.written_storage is not None:
+                self._writes.setdefault(node.written_storage, []).append(position)
+            for name, slot in node.inputs:
+                self._consumers.setdefault(name, []).append((position, node.name, slot))
 
-    def _result_name(self, node: Any) -> str | None:
-        """What the trace calls this value, if its name can be known from this node alone."""
-        if not _is_result_of(node):
+    def _traced_name(self, node: Any) -> str | None:
+        """Return the trace's name of a value, None if this node alone does not determine it."""
+        if not _is_item(node):
             return self._origins.get(node.name) or ""
-        made = node.args[0]
-        origin = self._origins.get(made.name) or ""
-        whole = self._work.get(origin, work_of(made)) == work_of(made)
-        return f"{origin}[{node.args[1]}]" if whole else None
+        producer = node.args[0]
+        origin = self._origins.get(producer.name) or ""
+        operation = operation_of(producer)
+        is_whole = self._operations.get(origin, operation) == operation
+        return f"{origin}[{node.args[1]}]" if is_whole else None
 
     def find(self, name: str, call: Call) -> str:
-        """The program's name for a value that a call returned; empty where it cannot be told."""
+        """Find a value that a call returned.
+
+        Args:
+            name: The trace's name of the value.
+            call: The call.
+
+        Returns:
+            The program's name of the value, "" if it cannot be determined.
+        """
         if name in self._latest and not self._is_rewritten(name, call.finish):
             return self._latest[name]
-        value = next(self._read_later(name, call.finish), None)
+        value = next(self._consumed_after(name, call.finish), None)
         return "" if value is None else str(value.name)
 
     def _is_rewritten(self, name: str, position: int) -> bool:
-        if (name, position) not in self._tap.rewritten:
+        if (name, position) not in self._reader.rewritten:
             return False
-        storage = self._tap.storages.get(name)
+        storage = self._reader.storages.get(name)
         return storage is None or bisect_right(self._writes.get(storage, ()), position) > 0
 
-    def made_for_a_reader(self, name: str) -> bool:
-        """Whether a node repeats a view for an operation that reads it: then it is not that operation's own."""
+    def is_repeated_view(self, name: str) -> bool:
+        """Tell whether torch repeated a view for a consumer: then it is not the consumer's own.
+
+        Args:
+            name: The program's name of the view.
+        """
         origin = self._origins.get(name)
         return origin is not None and self._latest.get(origin) != name
 
-    def _read_later(self, name: str, position: int) -> Iterator[Any]:
-        """What those read that read the value after this position and before it is written to again."""
-        storage = self._tap.storages.get(name)
+    def _consumed_after(self, name: str, position: int) -> Iterator[Any]:
+        """Yield what the consumers after a position consume, up to the next write to the value."""
+        storage = self._reader.storages.get(name)
         writes = self._writes.get(storage, []) if storage is not None else []
         until = next(iter(writes[bisect_right(writes, position) :]), None)
-        readers = self._readers.get(name, [])
-        for place, reader, slot in readers[
-            bisect_right(readers, position, key=lambda reader: reader[0]) :
-        ]:
-            if until is not None and place >= until:
+        consumers = self._consumers.get(name, [])
+        start = bisect_right(consumers, position, key=lambda consumer: consumer[0])
+        for at, consumer, slot in consumers[start:]:
+            if until is not None and at >= until:
                 break
             same = [
                 node
-                for node in self._by_origin.get(reader, ())
-                if work_of(node) == self._work[reader]
+                for node in self._by_origin.get(consumer, ())
+                if operation_of(node) == self._operations[consumer]
             ]
-            value = _at(same[0].args, slot) if len(same) == 1 else None
+            value = _argument(same[0].args, slot) if len(same) == 1 else None
             if isinstance(value, torch.fx.Node):
                 yield value
         if until is None:
             yield from (value for traced, value in self._returned if traced == name)
 
 
-def _is_result_of(node: Any) -> bool:
-    return node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node)
+def operation_of(node: Any) -> object:
+    """Return what an FX node does.
 
+    Args:
+        node: The node.
 
-def _traced(node: Any) -> TracedNode:
-    makes_nothing = node.op == "call_function" and node.meta.get("val") is None
-    return TracedNode(
-        node.name, work_of(node), tuple(_reads(node.args)), _written(node), makes_nothing
-    )
-
-
-def _traced_name(node: Any) -> str:
-    """A node by its name; one of several results of a node by that node's name and its place among them."""
-    return f"{node.args[0].name}[{node.args[1]}]" if _is_result_of(node) else str(node.name)
-
-
-def work_of(node: Any) -> object:
-    """What a node does, whatever the types of its numbers."""
+    Returns:
+        Its operator without the overload: decomposition chooses overloads by the types of numbers.
+    """
     return getattr(node.target, "overloadpacket", node.target)
 
 
-def _reads(args: Any, slot: tuple[int, ...] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for place, value in enumerate(args):
+def _is_item(node: Any) -> bool:
+    """Tell whether a node takes one of several results of another node."""
+    return node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node)
+
+
+def _value_name(node: Any) -> str:
+    """Return the name of a value; one of several results has its producer's name and an index."""
+    return f"{node.args[0].name}[{node.args[1]}]" if _is_item(node) else str(node.name)
+
+
+def _traced_node(node: Any) -> TracedNode:
+    switches_mode = node.op == "call_function" and node.meta.get("val") is None
+    inputs = tuple(_input_slots(node.args))
+    return TracedNode(node.name, operation_of(node), inputs, _written_storage(node), switches_mode)
+
+
+def _input_slots(args: Any, outer: Slot = ()) -> Iterator[tuple[str, Slot]]:
+    for index, value in enumerate(args):
         if isinstance(value, torch.fx.Node):
-            yield _traced_name(value), (*slot, place)
+            yield _value_name(value), (*outer, index)
         elif isinstance(value, list | tuple):
-            yield from _reads(value, (*slot, place))
+            yield from _input_slots(value, (*outer, index))
 
 
-def _at(args: Any, slot: tuple[int, ...]) -> Any:
-    for place in slot:
-        if not isinstance(args, list | tuple) or place >= len(args):
+def _argument(args: Any, slot: Slot) -> Any:
+    for index in slot:
+        if not isinstance(args, list | tuple) or index >= len(args):
             return None
-        args = args[place]
+        args = args[index]
     return args
 
 
 def _first_alias(node: Any) -> Any:
-    """How an operation treats its first argument: None where its result is a tensor of its own."""
+    """Return how an operation aliases its first argument, None if its result is a new tensor."""
+    # Private: the schema of an operator has no public accessor. Without it no write is seen, and a
+    # value whose view was written to is taken for what it was before.
     schema = getattr(node.target, "_schema", None)
     return schema.arguments[0].alias_info if schema is not None and schema.arguments else None
 
 
-def _written(node: Any) -> int | None:
+def _written_storage(node: Any) -> int | None:
     alias = _first_alias(node)
     first = node.args[0] if node.args else None
-    return (
-        _storage(first)
-        if alias is not None and alias.is_write and isinstance(first, torch.fx.Node)
-        else None
-    )
+    if alias is None or not alias.is_write or not isinstance(first, torch.fx.Node):
+        return None
+    return _storage(first)
 
 
-def _writes_to(node: Any, most: int) -> int:
-    """How many of the writes to a tensor its node has behind it, counted up to `most`."""
+def _count_writes(node: Any, limit: int) -> int:
+    """Count the writes to a tensor among the nodes that its node depends on, up to a limit."""
     count = 0
-    while count < most and isinstance(node, torch.fx.Node):
+    while count < limit and isinstance(node, torch.fx.Node):
         alias = _first_alias(node)
         if alias is None:
             break
@@ -226,9 +281,11 @@ def _writes_to(node: Any, most: int) -> int:
 
 
 def _storage(node: Any) -> int | None:
-    """The memory that a traced value is in; views share it."""
+    """Return the identity of the memory that a traced value is in."""
     value = node.meta.get("val")
     try:
+        # Private: the address of the storage object. The tensors of a trace have no data, so the
+        # public `data_ptr` is the same for all of them.
         return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
-    except (NotImplementedError, RuntimeError):  # sparse ones have none
+    except (NotImplementedError, RuntimeError):  # sparse tensors have no storage
         return None

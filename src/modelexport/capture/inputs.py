@@ -13,6 +13,7 @@ from torch import nn
 from modelexport.capture.failure import model_run_error
 from modelexport.capture.model_state import check_has_weights, preserve_model, silence_torch
 from modelexport.capture.module_tree import forward_args
+from modelexport.capture.recorder import flatten_tensors
 from modelexport.errors import ArgumentTypeError, describe_type
 
 
@@ -23,20 +24,23 @@ class ModelInputs:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     named: bool = True
-    """Whether keyword inputs are to be called by their keys."""
+    """Whether keyword inputs are named by their keys in the file."""
 
     @property
     def for_torch(self) -> tuple[Any, ...]:
-        """The positional ones as torch.onnx.export takes them: it would take a dict at their end for keywords."""
+        """The positional inputs for `torch.onnx.export`.
+
+        It takes a dict at their end for keywords, so an empty one follows such a dict.
+        """
         return (*self.args, {}) if self.args and isinstance(self.args[-1], dict) else self.args
 
     @property
     def names(self) -> list[str] | None:
-        """The names of keyword inputs; None where torch is to choose its own."""
+        """The names of keyword inputs in the file; None if torch chooses them."""
         if not self.named or not self.kwargs or self.args:
             return None
         if any(
-            not isinstance(value, torch.Tensor) and _holds_tensor(value)
+            not isinstance(value, torch.Tensor) and holds_tensor(value)
             for value in self.kwargs.values()
         ):
             return None
@@ -44,18 +48,31 @@ class ModelInputs:
 
 
 def parse_inputs(example_inputs: object) -> ModelInputs:
-    """A tensor, a tuple of positional inputs or a dict of keyword inputs, checked; `as_called` takes a tuple apart."""
-    hint = "pass a tensor, a tuple of positional inputs, a dict of keyword inputs, or a tuple that ends in such a dict"
+    """Check example inputs as the caller passes them.
+
+    Args:
+        example_inputs: A tensor, a tuple of positional inputs, a dict of keyword inputs, or a tuple
+            that ends in such a dict, which `bind_inputs` separates.
+
+    Returns:
+        The inputs.
+
+    Raises:
+        ArgumentTypeError: They are of another type, or one of them is.
+    """
+    hint = (
+        "pass a tensor, a tuple of positional inputs, a dict of keyword inputs, "
+        "or a tuple that ends in such a dict"
+    )
     if isinstance(example_inputs, torch.Tensor):
         return ModelInputs((example_inputs,), {})
     if isinstance(example_inputs, Mapping):
-        kwargs = dict(example_inputs)
-        wrong = [key for key in kwargs if not isinstance(key, str)]
+        inputs = ModelInputs((), dict(example_inputs))
+        wrong = [key for key in inputs.kwargs if not isinstance(key, str)]
         if wrong:
             raise ArgumentTypeError(
                 f"example_inputs has the key {wrong[0]!r}, which is not an argument name", hint=hint
             )
-        inputs = ModelInputs((), kwargs)
     elif isinstance(example_inputs, tuple | list):
         inputs = ModelInputs(tuple(example_inputs), {})
     else:
@@ -64,16 +81,25 @@ def parse_inputs(example_inputs: object) -> ModelInputs:
         if not _is_input(value):
             raise ArgumentTypeError(
                 f"example input {name!r} is {describe_type(value)}",
-                hint="inputs are tensors, or plain constants that stay fixed; convert arrays with torch.as_tensor",
+                hint="inputs are tensors, or plain constants that stay fixed; "
+                "convert arrays with torch.as_tensor",
             )
     return inputs
 
 
 def bind_inputs(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
-    """Read positional inputs that end in a dict as torch's exporters do: it holds keywords, if it can.
+    """Separate keyword inputs from positional ones that end in a dict, as torch's exporters do.
 
-    The others may stand in a tuple of their own, `((a,), {"b": b})`. Where forward could take that tuple as an
-    argument as well, it does if the model runs so.
+    The dict holds keywords if forward can take it so. The others may be in a tuple of their own,
+    `((a,), {"b": b})`. Where forward could also take that tuple as an argument, it does if the
+    model runs this way.
+
+    Args:
+        model: The model.
+        inputs: The inputs as `parse_inputs` returns them.
+
+    Returns:
+        The inputs with their keywords.
     """
     last = inputs.args[-1] if inputs.args else None
     if not isinstance(last, dict) or not all(isinstance(name, str) for name in last):
@@ -91,7 +117,7 @@ def _nested(flat: ModelInputs) -> Iterator[ModelInputs]:
 
 
 def _fits(model: nn.Module, inputs: ModelInputs) -> bool:
-    """Whether the model's forward takes inputs of this number and these names."""
+    """Tell whether the model's forward takes inputs of this number and these names."""
     try:
         inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs)
     except (TypeError, ValueError):
@@ -100,8 +126,16 @@ def _fits(model: nn.Module, inputs: ModelInputs) -> bool:
 
 
 def in_signature_order(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
-    """Keyword inputs in the order of forward's arguments, in which torch.jit traces them."""
-    rank = {name: place for place, name in enumerate(forward_args(model))}
+    """Sort keyword inputs in the order of forward's arguments, in which torch.jit traces them.
+
+    Args:
+        model: The model.
+        inputs: Its inputs.
+
+    Returns:
+        The sorted inputs.
+    """
+    rank = {name: index for index, name in enumerate(forward_args(model))}
     ordered = sorted(inputs.kwargs.items(), key=lambda item: rank.get(item[0], len(rank)))
     return dataclasses.replace(inputs, kwargs=dict(ordered))
 
@@ -114,16 +148,26 @@ def _is_input(value: object) -> bool:
     return value is None or isinstance(value, torch.Tensor | bool | int | float | str)
 
 
-def _holds_tensor(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, Mapping):
-        return any(_holds_tensor(item) for item in value.values())
-    return isinstance(value, tuple | list) and any(_holds_tensor(item) for item in value)
+def holds_tensor(value: object) -> bool:
+    """Tell whether a value is a tensor or contains one.
+
+    Args:
+        value: An input or output of a model.
+
+    Returns:
+        True if it does.
+    """
+    return next(flatten_tensors(value), None) is not None
 
 
-def keyword_shim(model: nn.Module, names: Sequence[str], constants: Mapping[str, Any]) -> None:
-    """Rebind `forward` to take the named inputs by position; `preserved` puts the old one back."""
+def bind_by_position(model: nn.Module, names: Sequence[str], constants: Mapping[str, Any]) -> None:
+    """Rebind `forward` to take inputs by position; `preserve_model` restores it.
+
+    Args:
+        model: The model.
+        names: The arguments that the positional inputs are for.
+        constants: The arguments that stay fixed.
+    """
     original = model.forward
 
     def forward(*tensors: Any) -> Any:
@@ -133,12 +177,29 @@ def keyword_shim(model: nn.Module, names: Sequence[str], constants: Mapping[str,
 
 
 def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
-    """What the model itself gives for these inputs; it is left as it was."""
+    """Run the model without gradients and in evaluation mode; it is left as it was.
+
+    Args:
+        model: The model.
+        inputs: Its inputs.
+
+    Returns:
+        What it returns.
+    """
     with silence_torch(verbose=False), preserve_model(model), torch.no_grad():
         return model(*inputs.args, **inputs.kwargs)
 
 
 def can_run(model: nn.Module, inputs: ModelInputs) -> bool:
+    """Tell whether the model runs on these inputs.
+
+    Args:
+        model: The model.
+        inputs: Its inputs.
+
+    Returns:
+        False if it raises an error.
+    """
     try:
         run_model(model, inputs)
     except Exception:
@@ -147,7 +208,16 @@ def can_run(model: nn.Module, inputs: ModelInputs) -> bool:
 
 
 def check_model_runs(model: nn.Module, inputs: ModelInputs) -> None:
-    """Raise if the model itself does not run on these inputs."""
+    """Check that the model runs on these inputs.
+
+    Args:
+        model: The model.
+        inputs: Its inputs.
+
+    Raises:
+        ArgumentError: The model has no weights.
+        ModelRunError: It raises an error.
+    """
     check_has_weights(model)
     try:
         run_model(model, inputs)

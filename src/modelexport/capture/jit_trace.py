@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,69 +12,110 @@ from torch import nn
 from modelexport.capture.calls import assign_operations
 from modelexport.capture.recorder import OpenCall
 
+# The bindings of the JIT graph (`torch._C.Graph`, `Node`, `Value`) have no documented interface.
+# Everything here goes by `kind`, `scopeName`, `unique` and the neighbours of a node, which
+# torch's own exporter uses too.
 BLOCK_START = "prim::Param"
+"""The kind of the node before the first one of a block."""
 _CALL_BLOCK = "prim::TracedModuleForward"
-CHANGES = "_"
-"""How torch ends the name of an operation that changes its first argument."""
+"""The kind of a node whose block has the operations of one call of a module."""
+IN_PLACE = "_"
+"""The end of the name of an operation that changes its first argument."""
+
+OperationKey = tuple[str, str]
+"""The kind and the scope of an operation, by which it is recognised in a copy of the graph."""
 
 
 class TracedOperation(NamedTuple):
-    """One operation of the trace; values go by their unique numbers."""
+    """One operation of a graph; values are identified by their unique numbers."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     call: int
+    """The number of the call in which it ran, -1 if it is not known."""
 
 
 class JitTraceReader:
-    """Reads the graph that torch.jit is tracing.
+    """Read the graph that torch.jit is tracing.
 
-    Values are numbered as they are made, so a number is a position in the trace. `ask=False`
-    leaves returned values alone, where asking for one would disturb the trace.
+    Values are numbered as they are computed, so the number of a value is a position in the trace.
     """
 
-    def __init__(self, ask: bool = True) -> None:
+    def __init__(self, look_up_values: bool = True) -> None:
+        """Start before the trace.
+
+        Args:
+            look_up_values: Whether to look up the values of returned tensors, which disturbs the
+                trace of a few models.
+        """
         self.disturbed = False
-        self.traced: dict[tuple[str, str], list[TracedOperation]] = {}
+        """Whether a look-up added a node to the trace."""
+        self.traced: dict[OperationKey, list[TracedOperation]] = {}
         self.rewritten: dict[int, list[int]] = {}
-        """By value the positions at which it had been written to through a view: its node is what it was before."""
+        """By value, the positions at which a view of it had been written to.
+
+        At those positions the node of the value computes what the tensor held before the write.
+        """
         self.writes: list[int] = []
-        """The positions of the operations that change a tensor."""
-        self._ask = ask
+        """The positions of the operations that change a tensor in place."""
+        self._look_up_values = look_up_values
         self._latest = 0
+        self._has_scopes = True
         self._scopes: Mapping[str, list[int]] = {}
         self._parents: list[int] = []
 
     def session(self) -> object:
+        """Return torch's state of the trace under way, None outside a trace."""
+        # Private: the only access to the graph under construction; `torch.jit.is_tracing` only
+        # tells whether there is one. Without it this exporter would have no evidence but scopes.
         return torch._C._get_tracing_state()
 
     def position(self) -> int:
+        """Return the number of the newest value of the trace."""
         state = torch._C._get_tracing_state()
         if state is not None:
             self._latest = max(self._latest, _last_unique(state.graph().insertPoint().prev()))
         return self._latest
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
+        """Return the number of the value of a tensor, None for one that the trace did not compute.
+
+        Args:
+            tensor: A tensor that a module returned.
+        """
         state = torch._C._get_tracing_state()
-        if not self._ask or state is None or (tensor.requires_grad and tensor.is_leaf):
+        if not self._look_up_values or state is None or (tensor.requires_grad and tensor.is_leaf):
             return None
         here = state.graph().insertPoint()
         before = here.prev()
         try:
-            value = _ask([tensor])
-            if not tensor.is_inference() and tensor._version > _writes_to(value, tensor._version):
-                self.rewritten.setdefault(value.unique(), []).append(self._latest)
+            value = _look_up([tensor])
+            # Private: torch counts the writes to a tensor and its views here, for autograd. More
+            # writes than the value's nodes account for were made through a view.
+            if not tensor.is_inference():
+                version = tensor._version
+                if version > _count_writes(value, version):
+                    self.rewritten.setdefault(value.unique(), []).append(self._latest)
             return str(value.unique())
-        except RuntimeError:  # what torch.vmap makes of a tensor is no value of the trace
+        except RuntimeError:  # a tensor under torch.vmap is no value of the trace
             return None
         finally:
+            # The tracer adds a constant for a tensor that it does not know.
             self.disturbed = self.disturbed or here.prev() != before
 
     def scope_of(self, module: nn.Module) -> str:
-        # torch's own table, which it pushes on the trace's stack of scopes when the module's forward begins.
+        """Return the name that torch pushes on the trace's stack of scopes for this module."""
+        # Private: torch's own table of these names while it traces; scope names cannot be derived
+        # otherwise, because torch numbers repeated ones. Without it the scope of a node names no
+        # call, and a node that was not followed takes the call of the node before it.
         return str((torch.jit._trace._trace_module_map or {}).get(module, ""))
 
-    def made_by(self, calls: Sequence[OpenCall]) -> dict[str, int]:
+    def assign_calls(self, calls: Sequence[OpenCall]) -> dict[str, int]:
+        """Index the operations traced so far, and return the number of the call of each.
+
+        Args:
+            calls: The calls recorded so far; the first is that of the model.
+        """
         state = torch._C._get_tracing_state()
         if state is None:
             return {}
@@ -86,36 +126,54 @@ class JitTraceReader:
             self._scopes[call.scope].append(number)
         operations = list(_operations(state.graph()))
         marks = [(str(unique), unique) for node in operations for unique in node.outputs]
-        made_by = assign_operations([(call.start, call.finish) for call in calls], marks)
+        operation_calls = assign_operations([(call.start, call.finish) for call in calls], marks)
         self.writes = [
-            node.outputs[0] for node in operations if node.outputs and node.kind.endswith(CHANGES)
+            node.outputs[0] for node in operations if node.outputs and node.kind.endswith(IN_PLACE)
         ]
         self.traced = defaultdict(list)
-        needed = _needed(operations, calls[0].returned)
+        needed = _needed_values(operations, calls[0].returned)
         for node in operations:
             if needed is None or not needed.isdisjoint(node.outputs):
-                number = made_by.get(str(node.outputs[0]), -1) if node.outputs else -1
+                number = operation_calls.get(str(node.outputs[0]), -1) if node.outputs else -1
                 self.traced[node.kind, node.scope].append(
                     TracedOperation(node.inputs, node.outputs, number)
                 )
-        return made_by
+        return operation_calls
 
     def forget_scopes(self) -> None:
-        """Let operations be recognised by their kind alone, because the exporter does not keep the trace's scopes."""
-        merged: dict[tuple[str, str], list[TracedOperation]] = defaultdict(list)
+        """Recognise operations by their kind alone.
+
+        torch traces a quantized model into a compiled module before it exports it. Such a module
+        has scopes with other names, and none for the second call of a module.
+        """
+        merged: dict[OperationKey, list[TracedOperation]] = defaultdict(list)
         for (kind, _), operations in self.traced.items():
             merged[kind, ""] += operations
         self.traced = {
             key: sorted(operations, key=lambda traced: traced.outputs)
             for key, operations in merged.items()
         }
+        self._has_scopes = False
         self._scopes = {}
 
-    def call_in(self, scope: str, near: int) -> int:
-        """Return the call with this scope that an operation was part of.
+    def key_of(self, node: Any) -> OperationKey:
+        """Return the key of a node in a copy of the traced graph.
 
-        Where several calls have the scope, it is `near` or the one around it, else the first after it.
-        `near` is the answer for a scope that no call has.
+        Args:
+            node: A node of the JIT graph.
+        """
+        return node.kind(), node.scopeName() if self._has_scopes else ""
+
+    def call_in(self, scope: str, near: int) -> int:
+        """Find the call with a scope that an operation was part of.
+
+        Args:
+            scope: The scope of the operation.
+            near: The number of the call of an operation close to it.
+
+        Returns:
+            `near` if no call has the scope. Else, of the calls with this scope, the innermost
+            around `near`, or the first after it.
         """
         candidates = self._scopes.get(scope, [])
         if not candidates:
@@ -129,12 +187,39 @@ class JitTraceReader:
 
 
 def inputs_of(node: Any) -> list[Any]:
-    """The values a node reads; torch's own iterator costs twenty times as much."""
-    return [node.inputsAt(place) for place in range(node.inputsSize())]
+    """Return the inputs of a node of the JIT graph.
+
+    Args:
+        node: The node.
+
+    Returns:
+        Its input values; torch's own iterator over them costs twenty times as much.
+    """
+    return [node.inputsAt(slot) for slot in range(node.inputsSize())]
 
 
 def outputs_of(node: Any) -> list[Any]:
-    return [node.outputsAt(place) for place in range(node.outputsSize())]
+    """Return the outputs of a node of the JIT graph.
+
+    Args:
+        node: The node.
+
+    Returns:
+        Its output values.
+    """
+    return [node.outputsAt(slot) for slot in range(node.outputsSize())]
+
+
+def numbers_of(values: Sequence[Any]) -> tuple[int, ...]:
+    """Return the unique numbers of values of the JIT graph.
+
+    Args:
+        values: The values.
+
+    Returns:
+        Their numbers in the same order.
+    """
+    return tuple([value.unique() for value in values])
 
 
 class _Node(NamedTuple):
@@ -145,7 +230,7 @@ class _Node(NamedTuple):
 
 
 def _operations(graph: Any) -> Iterator[_Node]:
-    """The operations of a trace in order, constants left out; each call of a module is a block of its own."""
+    """Yield the operations of a trace in order, without constants, from the blocks of all calls."""
     pending = [(node, "") for node in reversed(list(graph.nodes()))]
     while pending:
         node, scope = pending.pop()
@@ -156,24 +241,27 @@ def _operations(graph: Any) -> Iterator[_Node]:
                 reversed([(inner, scope) for block in node.blocks() for inner in block.nodes()])
             )
         elif node.inputsSize():
-            inputs = tuple([value.unique() for value in inputs_of(node)])
-            yield _Node(kind, scope, inputs, tuple([value.unique() for value in outputs_of(node)]))
+            yield _Node(kind, scope, numbers_of(inputs_of(node)), numbers_of(outputs_of(node)))
 
 
-def _needed(operations: list[_Node], returned: tuple[str, ...]) -> set[int] | None:
-    """The values that lead to what the model returns, or that change another in place; None if that is unknown."""
+def _needed_values(operations: list[_Node], returned: tuple[str, ...]) -> set[int] | None:
+    """Return the values that what the model returns depends on; None if that is not known.
+
+    torch removes the other operations from the copy that it exports, except those that change a
+    tensor in place.
+    """
     needed = {int(unique) for unique in returned if unique}
     if not needed:
         return None
     for node in reversed(operations):
-        if node.kind.endswith(CHANGES) or not needed.isdisjoint(node.outputs):
+        if node.kind.endswith(IN_PLACE) or not needed.isdisjoint(node.outputs):
             needed.update(node.outputs)
             needed.update(node.inputs)
     return needed
 
 
 def _last_unique(node: Any) -> int:
-    """The number of the newest value at or before a node of the trace."""
+    """Return the number of the newest value at or before a node of the trace."""
     while True:
         count = node.outputsSize()
         kind = node.kind()
@@ -190,62 +278,29 @@ def _last_unique(node: Any) -> int:
         node = node.prev()
 
 
-def _writes_to(value: Any, most: int) -> int:
-    """How many of the writes to a tensor its value has behind it, counted up to `most`."""
+def _count_writes(value: Any, limit: int) -> int:
+    """Count the writes to a tensor among the nodes that its value depends on, up to a limit."""
     count = 0
-    while count < most:
+    while count < limit:
         node = value.node()
         if not node.inputsSize():
             break
-        count += node.kind().endswith(CHANGES)
+        count += node.kind().endswith(IN_PLACE)
         value = node.inputsAt(0)
     return count
 
 
-def _ask(holder: list[torch.Tensor]) -> Any:
-    """The trace's value for a tensor.
+def _look_up(holder: list[torch.Tensor]) -> Any:
+    """Return the trace's value of the tensor in a list.
 
-    The tracer names a value after a local variable, here or in the calling frame, that is the
-    tensor; neither may be one, or asking would rename tensors of the baseline.
+    The tracer names a value after a local variable that is the tensor, in the frame that asks or
+    in the one that called it. Neither frame may have such a variable, or the look-up would rename
+    values of the baseline: hence the list, and two functions.
     """
-    return _value_of(holder)
+    return _look_up_in_own_frame(holder)
 
 
-def _value_of(holder: list[torch.Tensor]) -> Any:
+def _look_up_in_own_frame(holder: list[torch.Tensor]) -> Any:
+    # Private: the tracer's table from tensors to values has no other access. Without it the
+    # results of calls are not recorded; the modules of nodes do not depend on it.
     return torch._C._get_value_trace(holder[0])  # type: ignore[attr-defined]
-
-
-class Numbering:
-    """Numbers the values of a graph in its order: equal values that are computed alike have one number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, Hashable] = {}
-        self._first: dict[Hashable, list[int]] = {}
-
-    def twins(self, node: Any) -> Iterator[tuple[int, int]]:
-        """Yield each output of a node with that of the first node that does the same on the same inputs."""
-        outputs = [value.unique() for value in outputs_of(node)]
-        inputs = [value.unique() for value in inputs_of(node)]
-        if node.kind().endswith(CHANGES) or not outputs:
-            return
-        constant = None if inputs else _constant_key(node)
-        key = (
-            node.kind(),
-            constant,
-            tuple([self._numbers.get(unique, unique) for unique in inputs]),
-        )
-        first = self._first.setdefault(key, outputs)
-        self._numbers.update(zip(outputs, first, strict=False))
-        if first is not outputs and inputs:
-            yield from zip(outputs, first, strict=False)
-
-
-def _constant_key(node: Any) -> Hashable:
-    """Return a key that is equal for equal constants."""
-    value = node.outputsAt(0).toIValue() if node.outputsSize() == 1 else None
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__, repr(value)
-    content = hashlib.sha256(
-        value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    )
-    return str(value.dtype), tuple(value.shape), content.digest()

@@ -21,14 +21,21 @@ from torch.nn.parameter import is_lazy
 from modelexport.errors import ArgumentError
 
 EXPORT_LOCK = threading.RLock()
-"""torch's exporters keep global state, and so does `quiet`: one export or silent run at a time in a process."""
+"""Held by each export and silent run: torch's exporters and `silence_torch` have global state."""
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the model inside the wrappers of torch.compile and torch.nn.parallel, which add to its module paths."""
-    compiler = sys.modules.get(
-        "torch._dynamo.eval_frame"
-    )  # slow to import; before that nothing is compiled
+    """Remove the wrappers of torch.compile and torch.nn.parallel, which add to module paths.
+
+    Args:
+        model: A model, wrapped or not.
+
+    Returns:
+        The model inside.
+    """
+    # Private: the class of compiled models and its `_orig_mod` have no public names. It is looked
+    # up only where it is imported already: that is slow, and before it nothing is compiled.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
     while True:
         if compiler is not None and isinstance(model, compiler.OptimizedModule):
             model = model._orig_mod
@@ -42,19 +49,28 @@ _INLINE_LIMIT = 2**31 - 2**24
 
 
 def exceeds_one_file(model: nn.Module) -> bool:
-    """Whether the weights are more than a protobuf can hold, which is 2 GiB."""
-    return (
-        sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
-        > _INLINE_LIMIT
-    )
+    """Tell whether the parameters and buffers are more than a protobuf can hold.
+
+    Args:
+        model: The model.
+
+    Returns:
+        True above 2 GiB, with some room for the graph.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    return sum(t.numel() * t.element_size() for t in tensors) > _INLINE_LIMIT
 
 
 @contextmanager
 def preserve_model(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the time of the block; afterwards the model is as it was.
+    """Put the model into evaluation mode, and restore it when the block ends.
 
-    That is: its modules with their attributes, the contents of the dicts, lists and sets among those, the values of
-    its buffers, and what is to have gradients. Not the values of parameters, which would take a copy of them all.
+    Restores the attributes of its modules, the contents of the dicts, lists and sets among them,
+    the values of its buffers, and which parameters have gradients. The values of parameters are
+    not restored: that would take a copy of all of them.
+
+    Args:
+        model: The model.
     """
     modules = [
         module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)
@@ -81,12 +97,12 @@ def preserve_model(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad = needs_grad
             parameter.grad = grad
         for buffer, copy, was_leaf in buffers:
-            _put_back(buffer, copy, was_leaf)
+            _restore_buffer(buffer, copy, was_leaf)
 
 
-def _put_back(buffer: torch.Tensor, copy: torch.Tensor, was_leaf: bool) -> None:
-    """A buffer's value as it was; torch does not count every write to one, so it is compared."""
-    if was_leaf and not buffer.is_leaf:  # a result of parameters was written to it
+def _restore_buffer(buffer: torch.Tensor, copy: torch.Tensor, was_leaf: bool) -> None:
+    """Restore the value of a buffer if it differs; torch does not count every write to one."""
+    if was_leaf and not buffer.is_leaf:  # the result of a parameter was written to it
         buffer.detach_()
     with torch.inference_mode(buffer.is_inference()), torch.no_grad():
         if buffer.shape != copy.shape or buffer.dtype != copy.dtype:
@@ -99,7 +115,10 @@ _Container = dict[Any, Any] | list[Any] | set[Any]
 
 
 def _contents(module: nn.Module) -> list[tuple[_Container, _Container]]:
-    """What a module's dicts, lists and sets hold: submodules, parameters, buffers, hooks, and caches of its own."""
+    """Return a module's dicts, lists and sets, each with a copy.
+
+    They hold its submodules, parameters, buffers and hooks, and caches of its own.
+    """
     containers = [
         value for value in module.__dict__.values() if isinstance(value, dict | list | set)
     ]
@@ -119,12 +138,19 @@ def _restore(live: _Container, saved: _Container) -> None:
 
 
 def _items(container: _Container) -> Iterator[Any]:
-    """What a container holds, in order: of a dict its keys and its values."""
+    """Return the items of a container in order: of a dict the keys and the values."""
     return chain(container, container.values() if isinstance(container, dict) else ())
 
 
 def check_has_weights(model: nn.Module | ExportedProgram) -> None:
-    """Raise for a model whose parameters or buffers have no values yet."""
+    """Check that all parameters and buffers of a model have values.
+
+    Args:
+        model: A model or an exported program.
+
+    Raises:
+        ArgumentError: Some are lazy, or on the meta device.
+    """
     tensors = dict((*model.named_parameters(), *model.named_buffers()))
     if any(map(is_lazy, tensors.values())):
         raise ArgumentError(
@@ -134,13 +160,19 @@ def check_has_weights(model: nn.Module | ExportedProgram) -> None:
     if meta is not None:
         raise ArgumentError(
             f"the model has no weights: {meta} is on the meta device",
-            hint="load the weights first, as with load_state_dict(..., assign=True), or build it on a real device",
+            hint="load the weights first, as with load_state_dict(..., assign=True), "
+            "or build it on a real device",
         )
 
 
 @contextmanager
 def swap_attributes(owner: Any, **replacements: Any) -> Iterator[None]:
-    """Other values for some attributes of a module or object while the block runs."""
+    """Replace attributes of a module or object while the block runs.
+
+    Args:
+        owner: What has the attributes.
+        **replacements: The values for the time of the block, by attribute.
+    """
     originals = {name: getattr(owner, name) for name in replacements}
     try:
         for name, value in replacements.items():
@@ -153,10 +185,13 @@ def swap_attributes(owner: Any, **replacements: Any) -> Iterator[None]:
 
 @contextmanager
 def silence_torch(verbose: bool) -> Iterator[None]:
-    """Keep torch's warnings, prints and log lines off the screen unless asked for.
+    """Keep torch's warnings, prints and log lines off the screen while the block runs.
 
-    Holds the lock: `sys.stdout`, the warning filters and the loggers belong to the whole process, and two
-    blocks that overlap in two threads would each restore what the other one had set.
+    Holds the lock: `sys.stdout`, the warning filters and the loggers belong to the whole process,
+    and two blocks that overlap in two threads would each restore what the other one had set.
+
+    Args:
+        verbose: Whether to show them nevertheless.
     """
     with EXPORT_LOCK:
         if verbose:
@@ -171,9 +206,12 @@ def _silenced() -> Iterator[None]:
     roots = [logging.getLogger(name) for name in _NOISY]
     levels = [logger.level for logger in roots]
     own_level = [logger for logger in _noisy_loggers() if logger.level and not logger.disabled]
+    # Private: torch's exporter logs from C++, which no logger or redirection catches, and this is
+    # the only switch. The exporter means to restore it and turns it on instead, so that whole
+    # graphs are printed when it fails: hence it must not be able to. Without it only the screen is
+    # less quiet.
     torch._C._jit_set_onnx_log_enabled(False)
     try:
-        # The tracer means to restore this switch and turns it on instead: it prints whole graphs when it fails.
         with (
             warnings.catch_warnings(),
             swap_attributes(torch._C, _jit_set_onnx_log_enabled=lambda enabled: None),
@@ -198,7 +236,7 @@ _NOISY = ("torch", "onnxscript", "onnx_ir")
 
 
 def _noisy_loggers() -> list[logging.Logger]:
-    """The loggers below the noisy ones; those with a level of their own do not heed their parent's."""
+    """Return the loggers below the noisy ones: one with its own level ignores its parent's."""
     loggers = logging.root.manager.loggerDict
     return [
         logger

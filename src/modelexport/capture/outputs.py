@@ -1,4 +1,4 @@
-"""Outputs of the model: keep tensors only, and name them."""
+"""Outputs of the model: keep the tensors, and name them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.capture.inputs import _holds_tensor
+from modelexport.capture.inputs import holds_tensor
 from modelexport.errors import ArgumentError
 
 
 class OutputFilter:
-    """A forward hook for the root: drops what is not a tensor and notes the output's own names.
+    """A forward hook for the root that drops what is not a tensor and notes the outputs' names.
 
-    `names` is handed to torch before the model runs and filled when it does: torch reads it
-    only after the capture, so no extra forward pass is needed to know the names.
+    `names` is passed to torch before the model runs, and filled when it does: torch reads it only
+    after the capture, so no extra forward pass is needed to know the names.
     """
 
     def __init__(self, taken: Sequence[str] = (), may_be_numbers: bool = True) -> None:
+        """Start without names.
+
+        Args:
+            taken: The names of the inputs, which no output may have.
+            may_be_numbers: Whether an output may have a number as its name.
+        """
         self.names: list[str] = []
         self.dropped: list[str] = []
+        """The name and the type of each dropped output."""
         self._taken = set(taken)
         self._may_be_numbers = may_be_numbers
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Return what is left of an output; None if nothing was changed."""
         self.dropped = []
         fields = _named_fields(output)
         kept: dict[str, Any] = {}
@@ -36,10 +44,11 @@ class OutputFilter:
                 kept[name] = value
             else:
                 self.dropped.append(f"{name}: {type(value).__name__}")
-        if not any(_holds_tensor(value) for value in kept.values()):
+        if not any(holds_tensor(value) for value in kept.values()):
             raise ArgumentError(
                 f"the model returns no tensor ({type(output).__name__})",
-                hint="an ONNX graph needs at least one tensor output; wrap the model so that it returns one",
+                hint="an ONNX graph needs at least one tensor output; "
+                "wrap the model so that it returns one",
             )
         if isinstance(output, Mapping) or dataclasses.is_dataclass(output):
             self.names[:] = unique_names(map(self._legal, _flat_names(kept)), self._taken)
@@ -48,14 +57,22 @@ class OutputFilter:
         return None
 
     def _legal(self, name: str) -> str:
-        """ONNX has no output without a name, and torch.jit none whose name is a number."""
+        """Return a valid name: ONNX has no empty names, and torch.jit none that are numbers."""
         if not name:
             return "output"
         return name if self._may_be_numbers or not name.isdecimal() else f"output_{name}"
 
 
 def unique_names(names: Iterable[str], taken: Set[str]) -> list[str]:
-    """Names that are neither taken nor twice among them: numbers are added where it takes some."""
+    """Make names unique by adding numbers.
+
+    Args:
+        names: The names.
+        taken: Other names that they must differ from.
+
+    Returns:
+        The names in the same order.
+    """
     used = set(taken)
     unique = []
     for name in names:
@@ -101,15 +118,23 @@ def _flat_names(fields: Mapping[str, Any]) -> list[str]:
 def filter_outputs(
     model: nn.Module, taken: Sequence[str] = (), may_be_numbers: bool = True
 ) -> Iterator[OutputFilter]:
-    """Let only tensors out of the model while the block runs."""
-    shape = OutputFilter(taken, may_be_numbers)
-    if isinstance(
-        model, torch.jit.ScriptModule
-    ):  # it takes no hooks, and can return nothing but tensors
-        yield shape
+    """Let the model return tensors only while the block runs.
+
+    Args:
+        model: The model.
+        taken: The names of its inputs, which no output may have.
+        may_be_numbers: Whether an output may have a number as its name.
+
+    Yields:
+        The names and what was dropped, once the model has run.
+    """
+    output_filter = OutputFilter(taken, may_be_numbers)
+    # A compiled module takes no hooks, and can return nothing but tensors.
+    if isinstance(model, torch.jit.ScriptModule):
+        yield output_filter
         return
-    handle = model.register_forward_hook(shape)
+    handle = model.register_forward_hook(output_filter)
     try:
-        yield shape
+        yield output_filter
     finally:
         handle.remove()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,31 +12,32 @@ import torch
 from torch import nn
 
 from modelexport.capture.calls import Call, CallLog
+from modelexport.capture.model_state import swap_attributes
 from modelexport.modules.tree import ModuleTree
 
 
 class TraceReader(Protocol):
-    """How an exporter's own trace is read while it is being made."""
+    """Read an exporter's own trace while the exporter makes it."""
 
     def session(self) -> object:
-        """The trace itself: another object for another attempt."""
+        """Return the trace under way, another object for another attempt; None outside a trace."""
 
     def position(self) -> int:
-        """How far the trace has come; grows with every operation."""
+        """Return the position of the trace, which grows with every operation."""
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        """The trace's name for a tensor that it made."""
+        """Return the trace's name of a tensor, None for one that it did not compute."""
 
     def scope_of(self, module: nn.Module) -> str:
-        """What the trace calls the scope of a call of this module; empty where it has no scopes."""
+        """Return the trace's name of the scope of a call of this module; "" where it has none."""
 
-    def made_by(self, calls: Sequence[OpenCall]) -> dict[str, int]:
-        """Which call made each operation traced so far, by the number of the call."""
+    def assign_calls(self, calls: Sequence[OpenCall]) -> dict[str, int]:
+        """Return the number of the call in which each operation traced so far ran."""
 
 
 @dataclasses.dataclass
 class OpenCall:
-    """A call as it is being recorded; `start` and `finish` are positions in the trace."""
+    """A call as it is being recorded; `start` and `finish` are positions of the trace."""
 
     path: str
     index: int
@@ -49,16 +49,20 @@ class OpenCall:
     returned: tuple[str, ...] = ()
 
 
-_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_ARGS_OF_CLASS: dict[Any, tuple[str, ...]] = {}
-"""Cached for the process by a class's `forward`: reading a signature is slow, and a model has few classes."""
-
-
 Leaf = torch.Tensor | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 
 
 def flatten_leaves(value: object) -> Iterator[Leaf]:
-    """The tensors and numbers in a module's return value, however nested; a tracer makes tensors of sizes."""
+    """Yield the tensors and numbers in a value, however nested.
+
+    Numbers count because a tracer turns sizes into tensors.
+
+    Args:
+        value: What a module takes or returns.
+
+    Yields:
+        The leaves in order.
+    """
     if isinstance(value, Leaf):
         yield value
     elif isinstance(value, Mapping):
@@ -73,15 +77,27 @@ def flatten_leaves(value: object) -> Iterator[Leaf]:
 
 
 def flatten_tensors(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in a module's return value, however nested."""
+    """Yield the tensors in a value, however nested.
+
+    Args:
+        value: What a module takes or returns.
+
+    Returns:
+        The tensors in order.
+    """
     return (leaf for leaf in flatten_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 class Recorder:
-    """Forward hooks that write down each call: where in the trace it began and ended, what it returned."""
+    """Forward hooks that record each call: its span in the trace and what it returned."""
 
-    def __init__(self, tap: TraceReader) -> None:
-        self._tap = tap
+    def __init__(self, reader: TraceReader) -> None:
+        """Start without calls.
+
+        Args:
+            reader: Reads the trace of the exporter that runs the model.
+        """
+        self._reader = reader
         self._session: object = None
         self._reset()
 
@@ -89,13 +105,14 @@ class Recorder:
         self._calls: list[OpenCall] = []
         self._open: list[int] = []
         self._counts: dict[str, int] = {}
-        self._made_by: dict[str, int] = {}
+        self._operation_calls: dict[str, int] = {}
 
     def before(self, path: str, module: nn.Module, args: Any) -> None:
-        # Inside a graph body that dynamo compiles, any side effect would fail the capture.
-        if torch.compiler.is_dynamo_compiling() or self._is_check():
+        """Record that a call begins; a forward pre-hook."""
+        if self._is_unrecorded():
             return
-        session = self._tap.session()
+        session = self._reader.session()
+        # An exporter that starts over traces into a new graph: only its last attempt counts.
         if session is not self._session:
             self._session = session
             self._reset()
@@ -104,51 +121,67 @@ class Recorder:
         parent = self._open[-1] if self._open else -1
         self._open.append(len(self._calls))
         around = self._calls[parent].scope if parent >= 0 else ""
-        scope = "/".join(filter(None, (around, self._tap.scope_of(module))))
-        self._calls.append(OpenCall(path, index, parent, self._tap.position(), scope))
-
-    def _is_check(self) -> bool:
-        """Whether torch runs the model outside a trace after it has traced it, to compare the results."""
-        return self._session is not None and self._tap.session() is None
+        scope = "/".join(filter(None, (around, self._reader.scope_of(module))))
+        self._calls.append(OpenCall(path, index, parent, self._reader.position(), scope))
 
     def after(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_dynamo_compiling() or self._is_check():
+        """Record that a call ended, and what it returned; a forward hook."""
+        if self._is_unrecorded():
             return
         while self._open:
             number = self._open.pop()
             call = self._calls[number]
             # A call that a model's own `try` cut short never reached this hook: it ends here too.
-            call.finish = self._tap.position()
+            call.finish = self._reader.position()
             call.end = len(self._calls)
             if call.path == path:
                 call.returned = tuple(self._name(leaf) for leaf in flatten_leaves(output))
                 break
         if not self._open:
-            self._made_by = self._tap.made_by(self._calls)
+            self._operation_calls = self._reader.assign_calls(self._calls)
+
+    def _is_unrecorded(self) -> bool:
+        """Tell whether a call is to be ignored."""
+        # In a subgraph that dynamo compiles, a side effect such as recording fails the capture.
+        if torch.compiler.is_dynamo_compiling():
+            return True
+        # After it has traced the model, torch runs it again outside a trace to compare results.
+        return self._session is not None and self._reader.session() is None
 
     def _name(self, leaf: Leaf) -> str:
-        return (self._tap.name_of(leaf) or "") if isinstance(leaf, torch.Tensor) else ""
+        return (self._reader.name_of(leaf) or "") if isinstance(leaf, torch.Tensor) else ""
 
     def log(self) -> CallLog:
-        """The calls of the last complete capture."""
+        """Return the calls of the last capture."""
         end = len(self._calls)
         calls = tuple(
             Call(c.path, c.index, c.parent, c.end or end, c.returned, c.finish) for c in self._calls
         )
-        return CallLog(calls, self._made_by)
+        return CallLog(calls, self._operation_calls)
+
+
+# nn.Module has public ways to register and to remove a hook, but none to list the hooks it has.
+# These dicts hold them, and are part of the pickled state of every module, so they rarely change.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 @contextmanager
-def hooks_not_compiled(model: nn.Module) -> Iterator[None]:
-    """Let torch.jit compile the modules with the hooks they have now, and without those registered in the block.
+def hide_hooks_from_jit(model: nn.Module) -> Iterator[None]:
+    """Let torch.jit compile modules without the hooks that are registered while the block runs.
 
-    It compiles the hooks of a module that has methods marked for it, as modules with packed weights do. Ours
-    are Python: the compiler can neither name nor read them.
+    torch.jit compiles the hooks of a module that has methods marked for compilation, as modules
+    with packed parameters do. The recorder's hooks are Python that it can neither name nor compile.
+
+    Args:
+        model: The model; the hooks that it has now stay visible.
     """
+    # Private: torch.jit reads the hooks of a module here only, and has no option to skip some. If
+    # torch renames it, entering the block fails; if it reads hooks elsewhere, exports of quantized
+    # models fail with an error about a hook (tests/capture/test_calling.py has one).
     from torch.jit import _recursive
 
     original: Any = _recursive.get_hook_stubs
-    own = {
+    visible = {
         id(hook)
         for module in model.modules()
         for kind in _HOOKS
@@ -159,24 +192,27 @@ def hooks_not_compiled(model: nn.Module) -> Iterator[None]:
         stand_in = nn.Module()
         for kind in _HOOKS:
             getattr(stand_in, kind).update(
-                (key, hook) for key, hook in getattr(module, kind).items() if id(hook) in own
+                (key, hook) for key, hook in getattr(module, kind).items() if id(hook) in visible
             )
         return original(stand_in)
 
-    setattr(_recursive, original.__name__, get_hook_stubs)
-    try:
+    with swap_attributes(_recursive, get_hook_stubs=get_hook_stubs):
         yield
-    finally:
-        setattr(_recursive, original.__name__, original)
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 @contextmanager
-def record_calls(model: nn.Module, tree: ModuleTree, tap: TraceReader) -> Iterator[Recorder]:
-    """Record the calls made while the block runs; every hook is gone afterwards."""
-    recorder = Recorder(tap)
+def record_calls(model: nn.Module, tree: ModuleTree, reader: TraceReader) -> Iterator[Recorder]:
+    """Record the calls made while the block runs; every hook is removed afterwards.
+
+    Args:
+        model: The model that the exporter runs.
+        tree: Its modules; those that cannot have hooks are left out.
+        reader: Reads the exporter's trace.
+
+    Yields:
+        The recorder, whose log is complete when the exporter returns.
+    """
+    recorder = Recorder(reader)
     handles = []
     try:
         for path in tree:

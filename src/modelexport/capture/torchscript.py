@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,14 @@ import onnx
 import torch
 from torch import nn
 
-from modelexport.capture.inputs import ModelInputs, in_signature_order, keyword_shim
-from modelexport.capture.jit_lowering import read_trace, watch_lowering
+# Private: torch.jit imports this class but does not export it. If torch moves it, importing this
+# file fails.
+from torch.jit._trace import TracerWarning
+
+from modelexport.capture.failure import short_location
+from modelexport.capture.inputs import ModelInputs, bind_by_position, in_signature_order
+from modelexport.capture.jit_evidence import read_trace
+from modelexport.capture.jit_lowering import watch_lowering
 from modelexport.capture.jit_trace import JitTraceReader
 from modelexport.capture.model_state import (
     exceeds_one_file,
@@ -24,10 +32,9 @@ from modelexport.capture.model_state import (
 )
 from modelexport.capture.module_tree import forward_args
 from modelexport.capture.outputs import filter_outputs
-from modelexport.capture.recorder import hooks_not_compiled, record_calls
-from modelexport.capture.trace import Baseline, TorchOptions
-from modelexport.capture.tracer_warnings import collect_tracer_warnings
-from modelexport.errors import ArgumentError
+from modelexport.capture.recorder import hide_hooks_from_jit, record_calls
+from modelexport.capture.trace import Baseline, TorchOptions, TracerNote
+from modelexport.errors import ArgumentError, first_line
 from modelexport.garbage import pause_collector
 from modelexport.modules.tree import ModuleTree
 
@@ -35,23 +42,38 @@ from modelexport.modules.tree import ModuleTree
 def export(
     model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: TorchOptions
 ) -> Baseline:
-    """Export with `torch.onnx.export(dynamo=False)` into memory; large weights go straight to a data file."""
-    ask, shim = True, _needs_shim(model, inputs)
+    """Export with `torch.onnx.export(dynamo=False)` into memory.
+
+    Args:
+        model: The model; it is left as it was.
+        tree: Its modules.
+        inputs: The example inputs.
+        target: The file that the bytes are for; large initializers go to a data file beside it.
+        options: The arguments for torch.
+
+    Returns:
+        The baseline and its evidence.
+
+    Raises:
+        ArgumentError: The dynamic shapes are not by input name.
+    """
+    look_up_values, by_position = True, _needs_positions(model, inputs)
     while True:
+        reader = JitTraceReader(look_up_values)
         try:
-            return _export_once(model, tree, inputs, target, options, JitTraceReader(ask), shim)
+            return _export_once(model, tree, inputs, target, options, reader, by_position)
         except _TraceDisturbedError:
-            # Asking for a value put a constant into the trace; without asking, the trace is the baseline's.
-            ask = False
+            # A look-up added a constant to the trace; without look-ups it is the baseline's.
+            look_up_values = False
         except TypeError:
-            # The tracer passes keywords by position and fills in defaults, which many models reject.
-            if shim:
+            # The tracer passes keywords by position and adds defaults, which many models reject.
+            if by_position:
                 raise
-            shim = True
+            by_position = True
 
 
 class _TraceDisturbedError(Exception):
-    """The trace is not the one that a plain export would have made."""
+    """The trace is not the one that a plain export would make."""
 
 
 def _export_once(
@@ -60,27 +82,27 @@ def _export_once(
     inputs: ModelInputs,
     target: Path,
     options: TorchOptions,
-    tap: JitTraceReader,
-    shim: bool,
+    reader: JitTraceReader,
+    by_position: bool,
 ) -> Baseline:
-    inputs = inputs if shim else in_signature_order(model, inputs)
+    inputs = inputs if by_position else in_signature_order(model, inputs)
     names = options.input_names or inputs.names
     sink = _Sink()
-    apart = options.external_data or exceeds_one_file(model)
+    external = options.external_data or exceeds_one_file(model)
     with (
         preserve_model(model),
-        hooks_not_compiled(model),
+        hide_hooks_from_jit(model),
         filter_outputs(model, names or (), may_be_numbers=False) as shape,
-        record_calls(model, tree, tap) as recorder,
-        watch_lowering(tap) as lowering,
+        record_calls(model, tree, reader) as recorder,
+        watch_lowering(reader) as lowering,
         silence_torch(options.verbose),
         collect_tracer_warnings(options.verbose) as notes,
-        store_weights_apart(target) if apart else nullcontext() as place,
+        store_initializers_externally(target) if external else nullcontext() as write_data_file,
         pause_collector(),
     ):
         args, kwargs = (
-            (_by_position(model, inputs), None)
-            if shim
+            (_rebind_by_position(model, inputs), None)
+            if by_position
             else (inputs.for_torch, inputs.kwargs or None)
         )
         torch.onnx.export(
@@ -95,9 +117,9 @@ def _export_once(
             output_names=options.output_names or shape.names,
             dynamic_axes=_dynamic_axes(options.dynamic_shapes, names),
         )
-    if tap.disturbed:
+    if reader.disturbed:
         raise _TraceDisturbedError
-    data = memoryview(sink.content if place is None else place(sink.content))
+    data = memoryview(sink.content if write_data_file is None else write_data_file(sink.content))
     files = {path.name: path for path in target.parent.iterdir() if path.stat().st_size}
     with pause_collector():
         trace = read_trace(recorder.log(), lowering)
@@ -105,29 +127,31 @@ def _export_once(
     return Baseline(data, files, trace, tuple(shape.dropped), text, tuple(notes))
 
 
-def _needs_shim(model: nn.Module, inputs: ModelInputs) -> bool:
-    """Whether keywords need to go by position.
+def _needs_positions(model: nn.Module, inputs: ModelInputs) -> bool:
+    """Tell whether keyword inputs have to be passed by position.
 
-    The tracer makes inputs of the file of the numbers among them, and of those that it fills in
-    as defaults; and it does not know keywords that forward has no name for.
+    The tracer turns numbers among the keywords, and among the defaults that it adds, into inputs
+    of the file; and it does not know keywords that forward has no name for.
     """
     if not inputs.kwargs:
         return False
     parameters = inspect.signature(model.forward).parameters
     defaults = {name: item.default for name, item in parameters.items()}
-    given = dict(zip(forward_args(model), inputs.args, strict=False)) | inputs.kwargs
-    numbers = any(
-        isinstance(v, int | float) and not isinstance(v, bool) for v in (defaults | given).values()
-    )
+    values = (defaults | _by_name(model, inputs)).values()
+    numbers = any(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     return numbers or any(name not in parameters for name in inputs.kwargs)
 
 
-def _by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:
-    """Rebind forward to take the tensor inputs by position, and give them in that order."""
-    named = {**dict(zip(forward_args(model), inputs.args, strict=False)), **inputs.kwargs}
-    tensors = {name: value for name, value in named.items() if not _is_constant(value)}
+def _by_name(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
+    return dict(zip(forward_args(model), inputs.args, strict=False)) | inputs.kwargs
+
+
+def _rebind_by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:
+    """Rebind forward to take the tensor inputs by position, and return them in that order."""
+    named = _by_name(model, inputs)
     constants = {name: value for name, value in named.items() if _is_constant(value)}
-    keyword_shim(model, list(tensors), constants)
+    tensors = {name: value for name, value in named.items() if name not in constants}
+    bind_by_position(model, list(tensors), constants)
     return tuple(tensors.values())
 
 
@@ -136,13 +160,14 @@ def _is_constant(value: object) -> bool:
 
 
 def _dynamic_axes(dynamic_shapes: Any, names: Any) -> dict[str, dict[int, str]] | None:
-    """torch's newer `dynamic_shapes`, by input name, as the axes that this exporter takes."""
+    """Convert `dynamic_shapes` by input name to the `dynamic_axes` that this exporter takes."""
     if not dynamic_shapes:
         return None
     if not isinstance(dynamic_shapes, Mapping) or names is None:
         raise ArgumentError(
             "the torchscript exporter needs dynamic_shapes by input name",
-            hint="pass a dict such as {'input_ids': {0: 'batch'}} together with keyword inputs or input_names",
+            hint="pass a dict such as {'input_ids': {0: 'batch'}} together with keyword inputs "
+            "or input_names",
         )
     axes: dict[str, dict[int, str]] = {}
     for name, dims in dynamic_shapes.items():
@@ -159,7 +184,7 @@ def _dynamic_axes(dynamic_shapes: Any, names: Any) -> dict[str, dict[int, str]] 
 
 
 class _Sink:
-    """A file for torch to write its model bytes into; keeps the object itself, without a copy."""
+    """A file that keeps the bytes object that torch writes, without a copy."""
 
     content: bytes = b""
 
@@ -168,58 +193,123 @@ class _Sink:
         return len(content)
 
     def flush(self) -> None:
-        """Nothing is buffered."""
+        """Do nothing: nothing is buffered."""
 
 
-_SMALLEST = 1024
-"""Up to this size a weight stays in the model, where readers of shapes and constants look for it."""
+_MAX_INLINE_SIZE = 1024
+"""Initializers up to this size stay in the model, where shape inference needs them."""
 _PAGE = mmap.ALLOCATIONGRANULARITY
-"""Each weight starts at a page, so that it can be mapped."""
-_PARAMETERS = 0
-"""The place of the weights among the arguments of torch's writer."""
+"""Each initializer starts at a page, so that it can be mapped."""
 
 
 @contextmanager
-def store_weights_apart(target: Path) -> Iterator[Callable[[bytes], bytes]]:
-    """While the block runs, torch writes one value for each large weight.
+def store_initializers_externally(target: Path) -> Iterator[Callable[[bytes], bytes]]:
+    """Let torch write a placeholder of one element for each large initializer.
 
-    What is yielded turns such bytes into the model that they stand for, and writes `<target>.data`.
+    A protobuf holds at most 2 GiB, and torch itself would write one file for each initializer.
+
+    Args:
+        target: The file that the model is written to.
+
+    Yields:
+        A function that writes the initializers to `<target>.data` and returns the bytes of the
+        model with references to them in place of the placeholders.
     """
-    held: dict[str, torch.Tensor] = {}
+    large: dict[str, torch.Tensor] = {}
+    # Private: torch serializes a model only here, and the parameters are its first argument. If
+    # torch renames it, entering the block fails; if it passes them otherwise, large exports fail.
     write = torch._C.Graph._export_onnx  # type: ignore[attr-defined]
 
-    def write_without(graph: Any, *arguments: Any) -> Any:
-        weights: Mapping[str, torch.Tensor] = arguments[_PARAMETERS]
-        held.update(
-            (name, value) for name, value in weights.items() if _weight_size(value) > _SMALLEST
-        )
-        one = {
-            name: value.new_zeros(1) if name in held else value for name, value in weights.items()
-        }
-        return write(graph, one, *arguments[1:])
+    def write_placeholders(
+        graph: Any, parameters: Mapping[str, torch.Tensor], *arguments: Any
+    ) -> Any:
+        large.update((n, t) for n, t in parameters.items() if _byte_size(t) > _MAX_INLINE_SIZE)
+        small = {n: t.new_zeros(1) if n in large else t for n, t in parameters.items()}
+        return write(graph, small, *arguments)
 
-    with swap_attributes(torch._C.Graph, _export_onnx=write_without):
-        yield lambda content: _with_data_file(
-            content, held, target.with_name(f"{target.name}.data")
+    with swap_attributes(torch._C.Graph, _export_onnx=write_placeholders):
+        yield lambda content: _write_data_file(
+            content, large, target.with_name(f"{target.name}.data")
         )
 
 
-def _weight_size(tensor: torch.Tensor) -> int:
+def _byte_size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _with_data_file(content: bytes, held: Mapping[str, torch.Tensor], data_file: Path) -> bytes:
+def _write_data_file(content: bytes, large: Mapping[str, torch.Tensor], data_file: Path) -> bytes:
     model = onnx.ModelProto.FromString(content)
     with data_file.open("wb") as out:
         for tensor in model.graph.initializer:
-            if tensor.name not in held:
+            if tensor.name not in large:
                 continue
-            values = held[tensor.name].detach().cpu().contiguous()
+            values = large[tensor.name].detach().cpu().contiguous()
             out.seek(-(-out.tell() // _PAGE) * _PAGE)
             onnx.external_data_helper.set_external_data(
-                tensor, data_file.name, out.tell(), _weight_size(values)
+                tensor, data_file.name, out.tell(), _byte_size(values)
             )
             tensor.ClearField("raw_data")
             tensor.dims[:] = values.shape
             out.write(values.reshape(-1).view(torch.uint8).numpy().data)
     return bytes(model.SerializeToString())
+
+
+_MAX_NOTE = 200
+_SENTENCE_END = re.compile(r"[.!](\s|$)")
+_FOLDERS = re.compile(r"(?<!\w)(/[^\s/:'\"]+)+/(?=[^\s/:'\"]+/[^\s/:'\"]+)")
+
+
+@contextmanager
+def collect_tracer_warnings(verbose: bool) -> Iterator[list[TracerNote]]:
+    """Collect the tracer's warnings about model code while the block runs.
+
+    Args:
+        verbose: Whether to show them as well.
+
+    Yields:
+        The notes, filled while the model is traced.
+    """
+    notes: list[TracerNote] = []
+    with warnings.catch_warnings():
+        show: Any = warnings.showwarning
+
+        def collect(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            *rest: Any,
+            **named: Any,
+        ) -> None:
+            is_note = issubclass(category, TracerWarning)
+            if is_note:
+                notes.append(TracerNote(short_location(filename, lineno), _first_sentence(message)))
+            if verbose or not is_note:
+                show(message, category, filename, lineno, *rest, **named)
+
+        warnings.showwarning = collect
+        warnings.filterwarnings("always", category=TracerWarning)
+        # Undocumented: filters out the warnings about torch's own shape checks. torch calls it
+        # once at import, before the filter above; without it the notes name lines of torch.
+        ignore_lib_warnings: Any = TracerWarning.ignore_lib_warnings
+        ignore_lib_warnings()
+        yield notes
+
+
+def _first_sentence(message: Any) -> str:
+    line = _FOLDERS.sub("", first_line(message))
+    return _SENTENCE_END.split(line, maxsplit=1)[0][:_MAX_NOTE]
+
+
+def note_lines(notes: Iterable[TracerNote], with_locations: bool) -> tuple[str, ...]:
+    """Format each distinct note in one line.
+
+    Args:
+        notes: The notes.
+        with_locations: Whether to name the lines of model code.
+
+    Returns:
+        The lines in order.
+    """
+    lines = (f"{note.location}: {note.text}" if with_locations else note.text for note in notes)
+    return tuple(dict.fromkeys(lines))

@@ -1,9 +1,8 @@
-"""What an exporter recorded of an export: which call made each value, and what each call returned."""
+"""The evidence of an exporter: the call of each node, and the values that each call returned."""
 
 from __future__ import annotations
 
 import functools
-import mmap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,47 +13,55 @@ from modelexport.capture.calls import CallLog
 
 
 class Site(NamedTuple):
-    """A place in the model: a module, and the number of its call where that is known (else -1)."""
+    """Where an operation ran: a module, and the number of the call where that is known."""
 
     path: str
+    """The path of the module."""
     call: int = -1
+    """The number of the call in the `CallLog`, -1 if it is not known."""
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """The exporter's own evidence, in terms of the tensor names of the file it wrote.
+    """The exporter's own evidence, in terms of the value names of the file it wrote.
 
-    `scopes` has the call in which the operation of a node ran, by the names of the node's outputs.
-    `covers` has the paths of all modules whose operations are in a node, where there are several,
-    by the name of the node's first output. `results` has an entry for each call that returned
-    tensors: the name of each of them in their order, None for one that is not in the file or could
-    not be followed. Results say nothing about who owns a node.
+    Results are values only: they never decide which module a node belongs to.
     """
 
     log: CallLog = CallLog()
     scopes: Mapping[str, Site] = {}
+    """By the name of each output of a node, the call in which the node's operation ran."""
     covers: Mapping[str, tuple[str, ...]] = {}
+    """By the first output of a node, the modules whose operations it implements, if several."""
     results: Mapping[int, tuple[str | None, ...]] = {}
-    ran_in_bodies: frozenset[str] = frozenset()
-    """Modules that ran in conditional or loop bodies, whose calls are not in the log."""
+    """By the number of a call, the names of the values it returned, in order.
+
+    None stands for a value that is not in the file, or that could not be followed.
+    """
+    ran_in_subgraphs: frozenset[str] = frozenset()
+    """The modules that ran in subgraphs of conditionals and loops; their calls are not logged."""
 
 
 class Operation(NamedTuple):
-    """One operation of a graph, enough of it to recognise it again after an optimisation."""
+    """One operation of a graph, with enough of it to recognise it after an optimisation."""
 
     outputs: tuple[str, ...]
     inputs: tuple[str, ...]
     kind: Callable[[], Hashable]
-    """What it does, in any form that can be compared."""
+    """Return the operator and its attributes in a comparable form; called only where needed."""
     plain: bool
-    """Whether it has no attributes."""
+    """Whether the operation has no attributes."""
+
+
+_MAX_STEPS = 8
+"""How many removed operations in a row are followed."""
 
 
 class ValueMatcher:
-    """Finds a value of the graph as first translated in the graph as finally written.
+    """Match the values of the graph as first translated with those of the graph as written.
 
-    Optimisers keep the name of a value that they keep. A value whose name is gone may live on
-    under another: the operations that used to read it, if otherwise unchanged, tell which. One
-    that reads a weight which was given other values under its old name is not unchanged.
+    Optimisers keep the name of a value that they keep. A value whose name was removed may still
+    exist under another name, which its consumers show if they are otherwise unchanged. A consumer
+    of an initializer that kept its name but got other values does not count as unchanged.
     """
 
     def __init__(
@@ -64,166 +71,210 @@ class ValueMatcher:
         present: frozenset[str],
         changed: frozenset[str] = frozenset(),
     ) -> None:
+        """Index both graphs.
+
+        Args:
+            before: The operations as first translated.
+            after: The operations as written.
+            present: The names of the inputs and initializers of the written graph.
+            changed: The initializers that got other values under their old names.
+        """
         self._changed = changed
-        self._present = (
-            present.union(*(operation.outputs for operation in after)) if after else present
-        )
-        self._made = {name: operation for operation in before for name in operation.outputs}
+        self._present = present.union(*(operation.outputs for operation in after))
+        self._producers = {name: operation for operation in before for name in operation.outputs}
         self._after = {name: operation for operation in after for name in operation.outputs}
-        self._readers: dict[str, list[tuple[Operation, int]]] = {}
+        self._consumers: dict[str, list[tuple[Operation, int]]] = {}
         for operation in before:
             for slot, name in enumerate(operation.inputs):
-                self._readers.setdefault(name, []).append((operation, slot))
-        self._found: dict[str, str | None] = {}
+                self._consumers.setdefault(name, []).append((operation, slot))
+        self._matches: dict[str, str | None] = {}
 
     def find(self, name: str) -> str | None:
-        """The name that the value has in the final graph, or None where it was fused away."""
-        chain = []
-        while name not in self._present and name not in self._found:
-            chain.append(name)
-            renamed = self._seen_by_readers(name) or self._under_a_reader_s_name(name)
-            if renamed is not None:
-                self._found[name] = renamed
-                break
-            made = self._made.get(name)
-            if made is None or not _is_copy(made) or made.inputs[0] in chain:
-                self._found[name] = None
-                break
-            name = made.inputs[0]
-        answer = name if name in self._present else self._found[name]
-        for passed in chain:
-            self._found[passed] = answer
-        return answer
+        """Find a translated value in the written graph.
 
-    def implemented(self, node: Operation) -> list[Operation]:
-        """Return the translated operations that a node of the final graph does.
+        Args:
+            name: The name of the value as first translated.
 
-        The first is the one whose result the node computes. Walks back from that result through the values
-        that are not in the final graph. An operation met on the way that still does the same on the same
-        inputs is the node itself: what followed it was removed, and the node was given its output's name.
+        Returns:
+            Its name in the written graph, or None if it is not there, as after a fusion.
         """
-        own = [name for name in node.outputs if name in self._made][:1]
-        namesake = self._made[own[0]] if own else None
+        chain = []
+        while name not in self._present and name not in self._matches:
+            chain.append(name)
+            renamed = self._name_at_consumers(name) or self._name_at_removed_consumers(name)
+            if renamed is not None:
+                self._matches[name] = renamed
+                break
+            producer = self._producers.get(name)
+            if producer is None or not _is_copy(producer) or producer.inputs[0] in chain:
+                self._matches[name] = None
+                break
+            name = producer.inputs[0]
+        match = name if name in self._present else self._matches[name]
+        self._matches.update(dict.fromkeys(chain, match))
+        return match
+
+    def original_operations(self, node: Operation) -> list[Operation]:
+        """Find the translated operations that a node of the written graph implements.
+
+        Walks back from the node's result through the values that are not in the written graph. An
+        operation on the way that is unchanged is the node itself: the operations after it were
+        removed, and the node got the output name of the last one.
+
+        Args:
+            node: A node of the written graph.
+
+        Returns:
+            The operations; first the one whose result the node computes.
+        """
+        own = [name for name in node.outputs if name in self._producers][:1]
+        namesake = self._producers[own[0]] if own else None
         if namesake is not None and self._is_unchanged(namesake, node, renamed_constants=True):
             return [namesake]
-        found: dict[int, Operation] = {}
-        pending = [name for output in node.outputs for name in self._now_called.get(output, ())][
-            -1:
-        ] or own
+        renamed = [name for output in node.outputs for name in self._old_names.get(output, ())]
+        operations: dict[int, Operation] = {}
+        pending = renamed[-1:] or own
         for name in pending:
-            operation = self._made.get(name)
-            if operation is None or id(operation) in found:
+            operation = self._producers.get(name)
+            if operation is None or id(operation) in operations:
                 continue
             if self._is_unchanged(operation, node):
-                found = {id(operation): operation}
+                operations = {id(operation): operation}
                 break
-            found[id(operation)] = operation
+            operations[id(operation)] = operation
             pending.extend(
                 value
                 for value in operation.inputs
                 if value in node.outputs or (value and self.find(value) is None)
             )
-        if namesake is not None and self._same_work(namesake, node):
-            found = {id(namesake): namesake} | found  # what came before it was removed
-        return list(found.values())
+        if namesake is not None and self._same_kind(namesake, node):
+            # The node still does the work it is named after; operations before it were removed.
+            operations = {id(namesake): namesake} | operations
+        return list(operations.values())
 
     @functools.cached_property
-    def _now_called(self) -> dict[str, list[str]]:
-        """The removed values that are still there under another name, by that name."""
-        renamed: dict[str, list[str]] = {}
-        for name, made in self._made.items():
-            # A step that only looks like a copy may have been folded, as the shape of a value is.
-            if (
-                name not in self._present
-                and not _is_copy(made)
-                and (now := self.find(name)) is not None
-            ):
-                renamed.setdefault(now, []).append(name)
-        return renamed
+    def _old_names(self) -> dict[str, list[str]]:
+        """The removed names of the values that exist under another name, by that name."""
+        old_names: dict[str, list[str]] = {}
+        for name, producer in self._producers.items():
+            # An operation that only looks like a copy may have been folded, as the shape of a
+            # value is: its result is not the value that `find` would follow it to.
+            if name in self._present or _is_copy(producer):
+                continue
+            if (match := self.find(name)) is not None:
+                old_names.setdefault(match, []).append(name)
+        return old_names
 
     def _is_unchanged(
         self, before: Operation, after: Operation, renamed_constants: bool = False
     ) -> bool:
-        """Return whether an operation does the same on the same inputs.
+        """Tell whether an operation is the same on the same inputs.
 
-        A fusion gives an initializer new values under a new name, so a constant with another name counts
-        only where the node still has the operation's own name.
+        A fusion gives an initializer new values under a new name, so a constant with another name
+        is accepted only where the node has the operation's own output name.
         """
-        return self._same_work(before, after) and all(
+        producers = self._producers
+        return self._same_kind(before, after) and all(
             old == new
-            or (old in self._made and self.find(old) == new)
-            or (renamed_constants and not {old, new} & self._made.keys() and old not in self._present)
+            or (old in producers and self.find(old) == new)
+            or (
+                renamed_constants
+                and old not in self._present
+                and old not in producers
+                and new not in producers
+            )
             for old, new in zip(before.inputs, after.inputs, strict=True)
         )
 
-    def _seen_by_readers(self, name: str) -> str | None:
+    def _name_at_consumers(self, name: str) -> str | None:
+        """Find the name that an unchanged consumer of a value, or of a copy of it, has for it."""
         same_value = [name]
         for current in same_value:
-            for reader, slot in self._readers.get(current, ()):
-                now = self._after.get(reader.outputs[0]) if reader.outputs else None
-                if self._does_it_again(reader, current):
+            for consumer, slot in self._consumers.get(current, ()):
+                if self._repeats_producer(consumer, current):
                     continue
-                if now is not None and self._same_work(reader, now):
-                    return now.inputs[slot] or None
-                if now is None and _is_copy(reader) and len(same_value) < _MOST_STEPS:
-                    same_value.append(reader.outputs[0])
+                after = self._after.get(consumer.outputs[0]) if consumer.outputs else None
+                if after is not None and self._same_kind(consumer, after):
+                    return after.inputs[slot] or None
+                if after is None and _is_copy(consumer) and len(same_value) < _MAX_STEPS:
+                    same_value.append(consumer.outputs[0])
         return None
 
-    def _does_it_again(self, reader: Operation, name: str) -> bool:
-        """Whether an operation repeats the one whose result it reads: twice may be merged into once."""
-        made = self._made.get(name)
+    def _repeats_producer(self, consumer: Operation, name: str) -> bool:
+        """Tell whether a consumer does what produced the value: optimisers merge the two."""
+        producer = self._producers.get(name)
         return (
-            made is not None
-            and len(made.inputs) == len(reader.inputs)
-            and made.kind() == reader.kind()
+            producer is not None
+            and len(producer.inputs) == len(consumer.inputs)
+            and producer.kind() == consumer.kind()
         )
 
-    def _under_a_reader_s_name(self, name: str) -> str | None:
-        """An optimiser that removes a step without effect may keep the step's name for what came before it."""
-        made = self._made.get(name)
+    def _name_at_removed_consumers(self, name: str) -> str | None:
+        """Find a value under the output name of a consumer that was removed.
+
+        An optimiser that removes an operation without effect may keep the operation's output name
+        for the value that went into it.
+        """
+        producer = self._producers.get(name)
+        if producer is None:
+            return None
         following = [name]
         for current in following:
-            for reader, _ in self._readers.get(current, ()) if made is not None else ():
-                now = self._after.get(reader.outputs[0]) if len(reader.outputs) == 1 else None
-                if now is None and len(reader.outputs) == 1 and len(following) < _MOST_STEPS:
-                    following.append(reader.outputs[0])
-                elif now is not None and made is not None and self._is(made, now):
-                    place = made.outputs.index(name)  # results that nothing reads may be gone
-                    return now.outputs[place] if place < len(now.outputs) else None
+            for consumer, _ in self._consumers.get(current, ()):
+                if len(consumer.outputs) != 1:
+                    continue
+                after = self._after.get(consumer.outputs[0])
+                if after is None:
+                    if len(following) < _MAX_STEPS:
+                        following.append(consumer.outputs[0])
+                elif self._is_same(producer, after):
+                    # Outputs without consumers may have been removed from the end.
+                    slot = producer.outputs.index(name)
+                    return after.outputs[slot] if slot < len(after.outputs) else None
         return None
 
-    def _same_work(self, before: Operation, after: Operation) -> bool:
+    def _same_kind(self, before: Operation, after: Operation) -> bool:
         return (
             len(before.inputs) == len(after.inputs)
             and self._changed.isdisjoint(after.inputs)
             and before.kind() == after.kind()
         )
 
-    def _is(self, before: Operation, after: Operation) -> bool:
-        """Whether an operation is still the same, whatever its results are called now."""
-        return self._same_work(before, after) and all(
-            old == new or self._found.get(old) == new
+    def _is_same(self, before: Operation, after: Operation) -> bool:
+        """Tell whether an operation is the same, whatever its outputs are called now.
+
+        Compares with the matches made so far: `find` is under way for one of its outputs.
+        """
+        return self._same_kind(before, after) and all(
+            old == new or self._matches.get(old) == new
             for old, new in zip(before.inputs, after.inputs, strict=True)
         )
 
 
-def _is_copy(gone: Operation) -> bool:
-    """Nothing folds an operation of one input and no attribute into another: one that is gone was a copy."""
-    return len(gone.inputs) == 1 and gone.plain and len(gone.outputs) == 1
+def _is_copy(removed: Operation) -> bool:
+    """Tell whether a removed operation was a copy.
 
-
-_MOST_STEPS = 8
-"""How many removed steps in a row are followed."""
+    Optimisers fold no operation with one input and no attributes into another one, so an operation
+    of this form that was removed had no effect.
+    """
+    return len(removed.inputs) == 1 and removed.plain and len(removed.outputs) == 1
 
 
 def covered_modules(sites: Iterable[Site]) -> tuple[str, ...]:
-    """Return the paths of the modules that operations ran in, sorted; none if it is only one module."""
+    """Return the modules that operations ran in.
+
+    Args:
+        sites: Where each operation ran.
+
+    Returns:
+        The module paths, sorted; empty if there is only one.
+    """
     paths = {site.path for site in sites}
     return tuple(sorted(paths)) if len(paths) > 1 else ()
 
 
 class TorchOptions(msgspec.Struct, frozen=True):
-    """The arguments that go to `torch.onnx.export` as they are."""
+    """The arguments that are passed on to `torch.onnx.export`."""
 
     optimize: bool = True
     opset_version: int | None = None
@@ -233,32 +284,27 @@ class TorchOptions(msgspec.Struct, frozen=True):
     external_data: bool | None = None
     verbose: bool = False
     with_graph_text: bool = False
-
-
-class Baseline(msgspec.Struct, frozen=True):
-    """A baseline as torch wrote it: its bytes (in memory, or in a file), and the evidence.
-
-    `data` are the bytes of the `.onnx` file; `files` are the external data files beside it, by
-    the names that the bytes refer to. `graph_text` is the exporter's own graph, for people, if
-    it was asked for. `tracer_notes` say what a tracer fixed to the example inputs.
-    """
-
-    data: memoryview
-    files: Mapping[str, Path]
-    trace: Trace
-    dropped_outputs: tuple[str, ...] = ()
-    graph_text: str | None = None
-    tracer_notes: tuple[TracerNote, ...] = ()
-
-
-def map_file(path: Path) -> memoryview:
-    """The bytes of a file without reading them into memory."""
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    """Whether `Baseline.graph_text` is wanted."""
 
 
 class TracerNote(NamedTuple):
-    """One warning: the line of model code, and the first sentence of torch's message without folders."""
+    """A warning of the tracer about a value that it fixed to the example inputs."""
 
-    place: str
+    location: str
+    """The line of model code."""
     text: str
+    """The first sentence of torch's message, without folders."""
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """A baseline as torch wrote it, and the evidence."""
+
+    data: memoryview
+    """The bytes of the `.onnx` file, in memory or mapped."""
+    files: Mapping[str, Path]
+    """The external data files beside it, by the names that the bytes refer to."""
+    trace: Trace
+    dropped_outputs: tuple[str, ...] = ()
+    graph_text: str | None = None
+    """The exporter's own graph as text, if it was asked for."""
+    tracer_notes: tuple[TracerNote, ...] = ()
