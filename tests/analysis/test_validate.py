@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import modelexport
 from damage import Damage, copied, edit, edit_sidecar, everything
-from modelexport.analysis import checker
 from modelexport.analysis.findings import Code
 from modelexport.analysis.repair import Repair
 from modelexport.analysis.validate import Validation, validate
@@ -289,21 +288,6 @@ def test_invalid_onnx(exported: Path) -> None:
     assert "\n" not in result.findings[0].message
 
 
-def test_a_large_file_is_checked_in_a_process_of_its_own(
-    traced: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same answers from there, and nothing left behind; torch is loaded here, where no copy would be made."""
-    monkeypatch.setattr(checker, "_LARGE", 1)
-    monkeypatch.setattr(checker, "_may_fork", lambda: True)
-    with checker.checking(traced) as complaint:
-        assert complaint() is None
-    with checker.checking(traced):
-        pass
-    edit(traced, lambda model: setattr(model.graph.node[0], "op_type", "NoSuchOperator"))
-    with checker.checking(traced) as complaint:
-        assert "NoSuchOperator" in (complaint() or "")
-
-
 @pytest.mark.parametrize("content", [b"", b"just text\n", b"\x08\x07\x12"])
 def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.onnx"
@@ -435,6 +419,22 @@ def test_a_damaged_sidecar_does_not_spoil_good_tags(exported: Path) -> None:
         assert validate(exported, repair=True).valid
         after = everything(exported.parent)
         assert {name: content for name, content in after.items() if ".bak" not in name} == original
+
+
+def test_an_unproven_sidecar_does_not_spoil_good_tags(exported: Path) -> None:
+    """Without metadata nothing tells which record is right; a sidecar that does not add up is not used."""
+
+    def move(content: dict) -> None:
+        record, other = list(content["nodes"].values())[:: len(content["nodes"]) - 1]
+        assert record["module"] != other["module"]
+        record.update(module=other["module"], tag=other["tag"], tags=[other["tag"]])
+
+    edit(exported, DAMAGES[Code.METADATA_MISSING])
+    edit_sidecar(exported, move)
+    before = everything(exported.parent)
+    result = validate(exported, repair=True)
+    assert {Code.METADATA_MISSING, Code.TAG_WRONG} <= {found.code for found in result.findings}
+    assert everything(exported.parent) == before
 
 
 def test_changed_tags_are_not_made_official(exported: Path) -> None:
