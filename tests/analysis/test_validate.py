@@ -425,8 +425,8 @@ def test_an_unproven_sidecar_does_not_spoil_good_tags(exported: Path) -> None:
     """Without metadata nothing tells which record is right; a sidecar that does not add up is not used."""
 
     def move(content: dict) -> None:
-        record, other = list(content["nodes"].values())[:: len(content["nodes"]) - 1]
-        assert record["module"] != other["module"]
+        record, *others = content["nodes"].values()
+        other = next(one for one in others if one["module"] != record["module"])
         record.update(module=other["module"], tag=other["tag"], tags=[other["tag"]])
 
     edit(exported, DAMAGES[Code.METADATA_MISSING])

@@ -142,7 +142,7 @@ def _downstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> lis
 
 
 def _input_keys(side: LabeledGraph, matches: Mapping[int, int] | None) -> list[Hashable]:
-    """Return the sources of each node's inputs, as nodes of the other graph if `matches` is given."""
+    """Return the sources of each node's inputs, in terms of the other graph given `matches`."""
     graph, leaves = side.graph, side.leaves
 
     def source(name: str) -> Hashable:

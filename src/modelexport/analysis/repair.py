@@ -115,7 +115,8 @@ class _Plan:
         self.model = recorded.model
         self.has_map = self.model.is_tagged or self.model.has_metadata
         self.tags: Sequence[NodeTag | None] = self.model.tags
-        if self.has_map and recorded.records is not None and self._are_tags_proven():
+        self.is_proven = self._is_proven()
+        if self.has_map and recorded.records is not None and self.is_proven:
             self.tags = self._restore_tags()
         self.nodes = tuple(
             node.key
@@ -125,8 +126,8 @@ class _Plan:
         self.metadata = self._restore_metadata()
         self.sidecar = self._restore_sidecar()
 
-    def _are_tags_proven(self) -> bool:
-        """Return whether the trusted tags are the nodes' own, or the sidecar's and proven."""
+    def _is_proven(self) -> bool:
+        """Return whether the trusted tags are the nodes' own, or the sidecar's and add up."""
         recorded = self.recorded
         if recorded.tags is self.model.tags or recorded.sidecar_intact:
             return True
@@ -165,7 +166,7 @@ class _Plan:
         new = embedded_map(recorded.sidecar, recorded.compute_tags_digest(self.tags))
         if recorded.changed_metadata is not None:
             return new if new.digest == recorded.changed_metadata.digest else None
-        return new if recorded.fits_modules(self.tags) else None
+        return new if self.is_proven else None
 
     def _restore_sidecar(self) -> Sidecar | None:
         """Rebuild the sidecar from the file, if the result is the one that was exported."""
