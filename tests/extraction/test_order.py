@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelexport.extraction.partition import Key, order_groups
+from modelexport.extraction.partition import ChildCall, order_groups
 
 A, B = ("a", None), ("b", None)
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> tuple[dict[int, Key | None], dict[int, list[int]]]:
+def graphs(draw: st.DrawFn) -> tuple[dict[int, ChildCall | None], dict[int, list[int]]]:
     count = draw(st.integers(1, 25))
     keys = {node: draw(st.sampled_from([None, A, B, ("c", 0), ("c", 1)])) for node in range(count)}
     edges = {
@@ -23,7 +23,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[int, Key | None], dict[int, list[int]]
 
 @given(graphs())
 def test_every_piece_reads_only_from_earlier_ones(
-    graph: tuple[dict[int, Key | None], dict[int, list[int]]],
+    graph: tuple[dict[int, ChildCall | None], dict[int, list[int]]],
 ) -> None:
     keys, edges = graph
     pieces = list(order_groups(keys, edges))
