@@ -46,7 +46,7 @@ def canonical_form(
     Returns:
         The form of the main graph and of all local functions.
     """
-    leaves = {name: f"weight {digest}" for name, digest in initializers.items()}
+    leaves = {name: f"initializer {digest}" for name, digest in initializers.items()}
     types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}
     leaves |= {name: f"input {number} {types[name]}" for number, name in enumerate(graph.inputs)}
     members = [index for index, node in enumerate(graph.nodes) if not node.function]
@@ -144,7 +144,9 @@ class _Numbering:
         self._reached_leaves: list[str] = []
         for subgraph in (subgraph for nested in graph.bodies.values() for subgraph in nested):
             for name, tensor in subgraph.initializers.items():
-                self.leaves[name] = f"weight {hashlib.sha256(message_content(tensor)).hexdigest()}"
+                self.leaves[name] = (
+                    f"initializer {hashlib.sha256(message_content(tensor)).hexdigest()}"
+                )
 
     def follow(self, names: Sequence[str]) -> None:
         """Number these values and everything that they are computed from."""

@@ -203,8 +203,8 @@ def _match_files(a: _ComparedFile, b: _ComparedFile) -> tuple[bool, dict[int, in
             for file in (a, b)
         ]
         left, right = (
-            canonical_form(file.graph, file.model.proto, file.initializers, found)
-            for file, found in zip((a, b), labels, strict=True)
+            canonical_form(file.graph, file.model.proto, file.initializers, file_labels)
+            for file, file_labels in zip((a, b), labels, strict=True)
         )
         if left.digest == right.digest:
             return True, dict(zip(left.order, right.order, strict=True))

@@ -187,7 +187,7 @@ class _Plan:
             pair = next(pairs, None)
             if pair is None:
                 raise FormatError(
-                    "the file has more nodes than ONNX reads", hint="export the model again"
+                    "the file has more nodes than onnx parses", hint="export the model again"
                 )
             old, new = pair
             return text if new is None or new == old else encode_tag(new)

@@ -10,7 +10,7 @@ import msgspec
 import onnx
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, describe_type
-from modelexport.graph.flat import Body, Graph
+from modelexport.graph.flat import Graph
 from modelexport.modules.lookup import Selection, is_tag_within
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.modules.tree import Ancestry, is_within
@@ -115,7 +115,8 @@ def _find_nodes(
 
 def _subgraph_of(graph: Graph, members: set[int]) -> ModuleSubgraph:
     provided, ends = set(graph.initializers), set(graph.outputs)
-    for index, subgraph in _nested(graph):
+    nested = [(index, inner) for index, held in graph.bodies.items() for inner in held]
+    for index, subgraph in nested:
         provided.update(subgraph.initializers)
         if index in members:
             provided.update(subgraph.inputs)
@@ -142,11 +143,6 @@ def _subgraph_of(graph: Graph, members: set[int]) -> ModuleSubgraph:
     return ModuleSubgraph(
         tuple(node.key for node in operations), tuple(inputs), tuple(internal), tuple(boundary)
     )
-
-
-def _nested(graph: Graph) -> list[tuple[int, Body]]:
-    """List the subgraphs with the index of the node that holds each."""
-    return [(index, subgraph) for index, held in graph.bodies.items() for subgraph in held]
 
 
 class BoundaryValues:
@@ -182,7 +178,7 @@ class BoundaryValues:
             name: modules[index] for index, node in enumerate(graph.nodes) for name in node.outputs
         }
         provided = {*graph.initializers, *constants}
-        nested = _nested(graph)
+        nested = [(index, inner) for index, held in graph.bodies.items() for inner in held]
         for index, subgraph in nested:
             provided.update(subgraph.initializers)
             producers.update(dict.fromkeys(subgraph.inputs, modules[index]))
