@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import onnx
 
-from modelexport.graph.nested import ConstantFlow, Subgraph, SubgraphValue
+from modelexport.graph.nested import ConstantFlow, Subgraph, SubgraphValue, node_key
 
 Members = list[tuple[Subgraph, list[int]]]
 """Nodes by subgraph, as indices into it, outer subgraphs first."""
@@ -36,6 +36,11 @@ class SubgraphPart(NamedTuple):
         """Return the names of the values that the nodes produce, in order."""
         outputs = (self.subgraph.nodes[index].output for index in self.copied)
         return dict.fromkeys(name for names in outputs for name in names if name)
+
+    def constant_keys(self) -> list[str]:
+        """Return the keys of the copied constants."""
+        subgraph = self.subgraph
+        return [node_key(subgraph.prefix, i, subgraph.nodes[i]) for i in self.constants]
 
 
 class Boundary(NamedTuple):

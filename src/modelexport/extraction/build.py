@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ from onnx.numpy_helper import from_array
 from modelexport.extraction.boundary import Boundary, SubgraphPart
 from modelexport.graph.flat import Graph, flatten, function_key, nested_graphs
 from modelexport.graph.inference import TypeInference
-from modelexport.graph.nested import Subgraph, SubgraphValue, node_key
+from modelexport.graph.nested import Subgraph, SubgraphValue
 from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.modules.tree import Ancestry, is_within, join_path, subtree_totals
@@ -105,15 +105,15 @@ def build_model(
     _copy_functions(proto, source.proto)
     flat = flatten(proto)
     tags = _write_tags(flat, tags)
-    copied = [*fixed, *_constant_keys(boundary)]
+    constants = [key for nodes in boundary.parts for key in nodes.constant_keys()]
     record = ExtractionRecord(
         source=source.name,
         module=target.path,
         tag=target.tag,
         call=target.call,
         part=part,
-        nodes=sum(not node.function for node in flat.nodes) - len(copied) + len(fixed),
-        pulled_in=tuple(copied),
+        nodes=sum(not node.function for node in flat.nodes) - len(constants),
+        pulled_in=(*fixed, *constants),
         inputs=tensor_infos(graph.input),
         outputs=tensor_infos(graph.output),
     )
@@ -151,13 +151,6 @@ def _names_in_scope(subgraph: Subgraph | None, new_names: NewNames) -> dict[str,
 
 def _new_name(value: SubgraphValue, new_names: NewNames) -> str:
     return new_names.get(value.level, {}).get(value.name, value.name)
-
-
-def _constant_keys(boundary: Boundary) -> Iterable[str]:
-    """Yield the keys of the constants that are copied from other modules."""
-    for part in boundary.parts:
-        for index in part.constants:
-            yield node_key(part.subgraph.prefix, index, part.subgraph.nodes[index])
 
 
 def _copy_model_header(proto: onnx.ModelProto) -> onnx.ModelProto:
