@@ -1,4 +1,4 @@
-"""Fixtures of real exports, one a strategy, copied for each test that may damage them."""
+"""Exports with each strategy, copied for each test that may damage them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(params=["fx", "htp"])
 def exported(request: pytest.FixtureRequest, exports: dict[str, Path], tmp_path: Path) -> Path:
-    """A tagged file of one's own, with everything that belongs to it."""
+    """Copy a tagged file with its sidecar and data file."""
     return copied(exports[request.param], tmp_path / "copy")
 
 
 @pytest.fixture
 def traced(exports: dict[str, Path], tmp_path: Path) -> Path:
-    """The same, by the torchscript exporter only."""
+    """Copy a file of the torchscript exporter."""
     return copied(exports["htp"], tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""analyze counts what is in the file, whatever part of it is asked for."""
+"""Counts of `analyze`, for whole files and for selections."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_weights_belong_to_the_modules_that_read_them(tmp_path: Path) -> None:
 
 
 def test_borders(exported: Path) -> None:
-    """What enters and leaves a module is what the query for it finds."""
+    """The values that enter and leave a module are those of `extract_module_subgraph`."""
     for module in analyze(exported).modules:
         part = (
             modelexport.extract_module_subgraph(exported, None, module.module)
@@ -157,7 +157,7 @@ def test_a_clean_export_is_read_through_its_sidecar(tmp_path: Path) -> None:
 
 
 class Tied(nn.Module):
-    """A weight under two names, a module under two names, a norm and a constant of its own."""
+    """A parameter and a module with two names each, a norm, and a constant of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class Tied(nn.Module):
 @pytest.mark.regression
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
 def test_parameters_are_those_of_pytorch(strategy: str, tmp_path: Path) -> None:
-    """Tied ones once, merged ones all the same, constants not at all."""
+    """Tied parameters count once, merged ones count, constants do not."""
     model = Tied()
     modelexport.export_model(model, torch.tensor([1, 2]), tmp_path / "m.onnx", strategy=strategy)
     result = analyze(tmp_path / "m.onnx")
@@ -208,7 +208,7 @@ def test_a_program_counts_parameters_too(tmp_path: Path) -> None:
 
 @pytest.mark.regression
 def test_a_file_that_does_not_record_its_parameters(exported: Path) -> None:
-    """It counts what is stored, says so, and is as valid as before."""
+    """Stored values are counted, the result says so, and the file stays valid."""
     model = modelexport.load(exported)
     assert model.sidecar is not None
     old = {
@@ -305,7 +305,7 @@ def test_a_missing_data_file_is_no_hindrance(tmp_path: Path) -> None:
 
 
 def test_weights_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file with a hole of 4 GiB where a weight would be: reading it would take memory and time."""
+    """A sparse file with an initializer of 4 GiB, which would take memory and time to read."""
     head = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
     graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [head], [head])
     weight = helper.make_tensor(

@@ -1,4 +1,4 @@
-"""The query for one module's part of the graph."""
+"""One module's part of the graph, by `extract_module_subgraph`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sanity
 
 
 def expected(path: Path, module: str) -> dict[str, set[str]]:
-    """By the definition, tensor by tensor."""
+    """Compute the parts from their definition."""
     proto = onnx.load(path, load_external_data=False)
     tags = {
         node.output[0]: json.loads(node.doc_string)["hierarchy_module"] for node in proto.graph.node
@@ -79,8 +79,8 @@ def test_wrong_arguments(exported: Path) -> None:
         modelexport.extract_module_subgraph(exported, {"modules": 3}, "")
 
 
-def test_bodies(tmp_path: Path) -> None:
-    """Nodes in a body are the module's too, and what a body hands out is read by the node around it."""
+def test_subgraphs(tmp_path: Path) -> None:
+    """Nodes of a subgraph count, and its outputs go to the node that holds it."""
     model, inputs = ZOO["conditional_bodies"]()
     path = tmp_path / "m.onnx"
     modelexport.export_model(distinct(model), inputs, path, strategy="fx")

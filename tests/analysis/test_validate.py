@@ -1,4 +1,4 @@
-"""Every kind of damage is found under its own code, and what is recorded elsewhere can be mended."""
+"""Each kind of damage has its own code, and other records can repair it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import modelexport
 from damage import Damage, copied, edit, edit_sidecar, everything
-from modelexport.analysis import checker
 from modelexport.analysis.findings import Code
 from modelexport.analysis.repair import Repair
 from modelexport.analysis.validate import Validation, validate
@@ -99,7 +98,7 @@ def lose(model: onnx.ModelProto) -> None:
 
 
 def wear_anothers_tag(model: onnx.ModelProto) -> None:
-    """The whole tag of a node of another module."""
+    """Copy the tag of a node of another module."""
     mine = json.loads(model.graph.node[3].doc_string)
     for node in model.graph.node:
         if json.loads(node.doc_string)["hierarchy_module"] != mine["hierarchy_module"]:
@@ -119,7 +118,7 @@ def remove_a_node(model: onnx.ModelProto) -> None:
 
 
 def move_an_edge(model: onnx.ModelProto) -> None:
-    """A node that reads two computed tensors reads one of them twice."""
+    """Let a node with two computed inputs consume one of them twice."""
     made = {name for node in model.graph.node for name in node.output}
     node = next(
         n
@@ -227,7 +226,7 @@ def test_a_missing_sidecar(exported: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"{not json", b"[]", b'{"format": 1}', b"", b'{"form\xff": 1}', b"[" * 100_000]
 )
-def test_a_sidecar_that_is_no_sidecar(exported: Path, content: bytes) -> None:
+def test_a_malformed_sidecar(exported: Path, content: bytes) -> None:
     sidecar_path(exported).write_bytes(content)
     assert codes(exported) == {Code.SIDECAR_UNREADABLE}
 
@@ -246,7 +245,7 @@ def test_the_topology_is_known_without_a_sidecar(exported: Path) -> None:
 
 
 def test_modules_are_accounted_for(exported: Path) -> None:
-    """In the file's own metadata: a parent gone, a module that ran and has neither nodes nor an excuse."""
+    """In the metadata: a missing parent, and a module that ran, without nodes or a reason."""
 
     def change(what: Callable[[dict], object]) -> Damage:
         def damage(model: onnx.ModelProto) -> None:
@@ -289,23 +288,8 @@ def test_invalid_onnx(exported: Path) -> None:
     assert "\n" not in result.findings[0].message
 
 
-def test_a_large_file_is_checked_in_a_process_of_its_own(
-    traced: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same answers from there, and nothing left behind; torch is loaded here, where no copy would be made."""
-    monkeypatch.setattr(checker, "_LARGE", 1)
-    monkeypatch.setattr(checker, "_may_fork", lambda: True)
-    with checker.checking(traced) as complaint:
-        assert complaint() is None
-    with checker.checking(traced):
-        pass
-    edit(traced, lambda model: setattr(model.graph.node[0], "op_type", "NoSuchOperator"))
-    with checker.checking(traced) as complaint:
-        assert "NoSuchOperator" in (complaint() or "")
-
-
 @pytest.mark.parametrize("content", [b"", b"just text\n", b"\x08\x07\x12"])
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_model_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
     with pytest.raises(FormatError):
@@ -364,7 +348,7 @@ def test_any_fifth_of_the_tags_comes_back_to_the_byte(
     ],
     ids=str,
 )
-def test_other_damage_is_mended_to_the_byte(exported: Path, code: Code) -> None:
+def test_other_damage_is_repaired_to_the_byte(exported: Path, code: Code) -> None:
     original = everything(exported.parent)
     edit(exported, DAMAGES[code])
     result = validate(exported, repair=True)
@@ -390,7 +374,7 @@ def test_the_sidecar_is_rebuilt_to_the_byte(
     assert sidecar.read_bytes() == original
 
 
-def test_counts_are_mended_without_a_sidecar_and_the_sidecar_then(exported: Path) -> None:
+def test_counts_are_repaired_without_a_sidecar_and_then_the_sidecar(exported: Path) -> None:
     original = everything(exported.parent)
     sidecar_path(exported).unlink()
     edit(exported, edit_tag(3, hierarchy_count=9))
@@ -400,7 +384,7 @@ def test_counts_are_mended_without_a_sidecar_and_the_sidecar_then(exported: Path
 
 
 @pytest.mark.parametrize("damage", [move_an_edge, change_an_attribute, add_a_node])
-def test_a_changed_graph_is_reported_not_mended(exported: Path, damage: Damage) -> None:
+def test_a_changed_graph_is_reported_not_repaired(exported: Path, damage: Damage) -> None:
     edit(exported, damage)
     before = everything(exported.parent)
     assert not validate(exported, repair=True).valid
@@ -408,7 +392,7 @@ def test_a_changed_graph_is_reported_not_mended(exported: Path, damage: Damage) 
 
 
 def test_a_damaged_sidecar_does_not_spoil_good_tags(exported: Path) -> None:
-    """Two records swapped, a method, a call, a name: the digests tell that the file is right."""
+    """Two records swapped, a method, a call, a name: the digests show that the tags are intact."""
 
     def swap(content: dict) -> None:
         first, *others = content["nodes"].values()
@@ -437,8 +421,24 @@ def test_a_damaged_sidecar_does_not_spoil_good_tags(exported: Path) -> None:
         assert {name: content for name, content in after.items() if ".bak" not in name} == original
 
 
-def test_changed_tags_are_not_made_official(exported: Path) -> None:
-    """Without a sidecar a plausible wrong tag cannot be named; it is noticed, and no sidecar is made of it."""
+def test_an_unproven_sidecar_does_not_spoil_good_tags(exported: Path) -> None:
+    """Without metadata no digest proves a record, and this sidecar does not add up."""
+
+    def move(content: dict) -> None:
+        record, *others = content["nodes"].values()
+        other = next(one for one in others if one["module"] != record["module"])
+        record.update(module=other["module"], tag=other["tag"], tags=[other["tag"]])
+
+    edit(exported, DAMAGES[Code.METADATA_MISSING])
+    edit_sidecar(exported, move)
+    before = everything(exported.parent)
+    result = validate(exported, repair=True)
+    assert {Code.METADATA_MISSING, Code.TAG_WRONG} <= {found.code for found in result.findings}
+    assert everything(exported.parent) == before
+
+
+def test_changed_tags_are_not_copied_to_a_sidecar(exported: Path) -> None:
+    """Without a sidecar a plausible wrong tag is detected, and no sidecar is built from it."""
     sidecar_path(exported).unlink()
     edit(exported, edit_tag(3, hierarchy_method="root"))
     assert not validate(exported, repair=True).valid
@@ -451,7 +451,7 @@ def test_an_injected_doc_is_noticed(exported: Path) -> None:
 
 
 def test_a_reordered_file_is_still_valid(exported: Path) -> None:
-    """Another order that is as good: the tags go with their nodes."""
+    """The tags belong to their nodes in any topological order."""
 
     def swap(model: onnx.ModelProto) -> None:
         nodes = list(model.graph.node)
@@ -475,7 +475,7 @@ def test_without_any_record_nothing_is_guessed(exported: Path) -> None:
     assert everything(exported.parent) == before
 
 
-def test_what_is_well_is_left_alone(exported: Path) -> None:
+def test_an_intact_file_is_not_rewritten(exported: Path) -> None:
     before = everything(exported.parent)
     result = validate(exported, repair=True)
     assert result.repair is not None
@@ -495,7 +495,7 @@ def test_backups_are_never_overwritten(exported: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["conditional_bodies", "lstm", "block_three_times"])
-def test_bodies_and_calls_survive_the_round(name: str, tmp_path: Path) -> None:
+def test_tags_in_subgraphs_and_of_calls_are_repaired(name: str, tmp_path: Path) -> None:
     model, inputs = ZOO[name]()
     path = tmp_path / "m.onnx"
     modelexport.export_model(distinct(model), inputs, path, strategy="fx")
@@ -509,7 +509,7 @@ def test_bodies_and_calls_survive_the_round(name: str, tmp_path: Path) -> None:
     assert sidecar_path(path).read_bytes() == sidecar
 
 
-def test_weights_do_not_matter_to_the_map(traced: Path) -> None:
+def test_initializers_do_not_matter_to_the_map(traced: Path) -> None:
     def damage(model: onnx.ModelProto) -> None:
         tensor = max(model.graph.initializer, key=lambda t: len(t.raw_data))
         tensor.raw_data = np.frombuffer(tensor.raw_data, np.uint8)[::-1].tobytes()

@@ -1,4 +1,4 @@
-"""Exports to cut pieces from."""
+"""Exports to extract from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs pieces in ONNX Runtime, with optimisation off."""
+"""Run extracted models in ONNX Runtime without optimisation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def session(model: onnx.ModelProto | Path) -> onnxruntime.InferenceSession:
 
 
 def run(model: onnx.ModelProto | Path, values: Values) -> Values:
-    """What a model gives for these values; those that it does not take are left out."""
+    """Run a model on those of the values that are its inputs."""
     ready = session(model)
     results = ready.run(None, {value.name: values[value.name] for value in ready.get_inputs()})
     return {value.name: result for value, result in zip(ready.get_outputs(), results, strict=True)}

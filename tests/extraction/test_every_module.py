@@ -1,4 +1,4 @@
-"""Every module of every model that we know, both exporters: cut out and taken apart, it computes what it did."""
+"""Extracted and partitioned modules of all models compute what they did in the whole model."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def test_every_module_extracts_and_runs(name: str, strategy: str, tmp_path: Path
         for call in calls(record):
             if name == "recursive_root" and call == 3:
                 continue  # that call gives back what it is given
-            piece = modelexport.extract(path, module, tmp_path / "piece.onnx", call=call)
+            extracted = modelexport.extract(path, module, tmp_path / "piece.onnx", call=call)
             place = f"{module!r} call {call}"
             assert (
                 modelexport.validate(tmp_path / "piece.onnx", check_consistency=True).findings == ()
             ), place
-            check_nodes(exported, piece.record, module, call)
+            check_nodes(exported, extracted.record, module, call)
             if call is None:
-                assert listed[module].inputs == piece.record.inputs, place
-                assert listed[module].outputs == piece.record.outputs, place
-            if any(value.name not in values for value in piece.record.inputs):
+                assert listed[module].inputs == extracted.record.inputs, place
+                assert listed[module].outputs == extracted.record.outputs, place
+            if any(value.name not in values for value in extracted.record.inputs):
                 assert "conditional" in name, place  # the branch that was not taken has no values
                 continue
             given = run(tmp_path / "piece.onnx", values)
@@ -68,20 +68,20 @@ def close(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def check_nodes(exported: TaggedModel, record: Any, module: str, call: int | None) -> None:
-    """Exactly the module's nodes, and the constants that it says."""
-    piece = modelexport.load(exported.path.with_name("piece.onnx"))
+    """Check that the model has the module's nodes and the constants that its record lists."""
+    extracted = modelexport.load(exported.path.with_name("piece.onnx"))
     own = {
         node.key
         for node, tag in exported.items()
         if tag is not None and is_within(tag.hierarchy_module, module)
     }
-    keys = {node.key.rpartition("/")[2] for node in piece.graph.nodes}
-    fixed = set(piece.graph.initializers) & set(record.pulled_in)
+    keys = {node.key.rpartition("/")[2] for node in extracted.graph.nodes}
+    fixed = set(extracted.graph.initializers) & set(record.pulled_in)
     foreign = (
-        {node.key for node in piece.graph.nodes} - {key.rpartition("/")[2] for key in own} - own
+        {node.key for node in extracted.graph.nodes} - {key.rpartition("/")[2] for key in own} - own
     )
     assert foreign <= set(record.pulled_in)
-    assert record.nodes == len(piece.graph.nodes) - len(record.pulled_in) + len(fixed)
+    assert record.nodes == len(extracted.graph.nodes) - len(record.pulled_in) + len(fixed)
     if call is None:
         assert record.nodes == len(own)
         assert {key.rpartition("/")[2] for key in own} <= keys
@@ -94,7 +94,7 @@ def check_result(
     call: int | None,
     given: Values,
 ) -> None:
-    """What the module itself returned in PyTorch is among what the piece gives."""
+    """Check that what the module returned in PyTorch is among the outputs."""
     for number, (names, results) in enumerate(zip(record.results, returned, strict=False)):
         if call not in (None, number):
             continue
@@ -112,7 +112,7 @@ def check_result(
 
 
 @pytest.mark.parametrize(("name", "strategy"), CASES)
-def test_pieces_together_are_the_module_bit_for_bit(
+def test_a_partition_computes_the_module_bit_for_bit(
     name: str, strategy: str, tmp_path: Path
 ) -> None:
     path, _, inputs = export(name, strategy, tmp_path)
@@ -126,19 +126,19 @@ def test_pieces_together_are_the_module_bit_for_bit(
         expected = run(whole.model, found)
         held: list[str] = []
         pulled: list[str] = []
-        for piece in modelexport.partition(path, module):
-            assert {value.name for value in piece.record.inputs} <= set(found), (
-                "the pieces are in no order that runs"
+        for extracted in modelexport.partition(path, module):
+            assert {value.name for value in extracted.record.inputs} <= set(found), (
+                "the extracted models are in no order that runs"
             )
-            found.update(run(piece.model, found))
-            pulled += piece.record.pulled_in
+            found.update(run(extracted.model, found))
+            pulled += extracted.record.pulled_in
             held += [
                 node.key
-                for node in flatten(piece.model).nodes
-                if node.key not in piece.record.pulled_in
+                for node in flatten(extracted.model).nodes
+                if node.key not in extracted.record.pulled_in
             ]
         for tensor, value in expected.items():
             assert identical(value, found[tensor]), f"{module!r}: {tensor}"
-        assert len(held) == len(set(held)), "a node is in two pieces"
+        assert len(held) == len(set(held)), "a node is in two extracted models"
         own = {node.key for node in flatten(whole.model).nodes} - set(whole.record.pulled_in)
-        assert own <= {*held, *pulled}, "a node is in no piece"
+        assert own <= {*held, *pulled}, "a node is in no extracted model"

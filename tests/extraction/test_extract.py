@@ -1,4 +1,4 @@
-"""One module as a model of its own: names, weights, files, calls, control flow, and what cannot be had."""
+"""One extracted module: names, initializers, files, calls, control flow, and errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_root_is_the_model_itself(bert: Path) -> None:
     assert record.pulled_in == ()
 
 
-def test_shapes_and_types_of_what_crosses_the_border(bert: Path) -> None:
+def test_shapes_and_types_of_boundary_values(bert: Path) -> None:
     record = modelexport.extract(bert, LAYER).record
     hidden = record.inputs[0]
     assert (hidden.dtype, hidden.shape) == ("float", (1, 7, 16))
@@ -68,7 +68,7 @@ def test_shapes_and_types_of_what_crosses_the_border(bert: Path) -> None:
     )
 
 
-def test_only_the_weights_that_are_needed_come_along(tmp_path: Path) -> None:
+def test_only_the_needed_initializers_are_copied(tmp_path: Path) -> None:
     path, _, inputs = export("bert", "fx", tmp_path)
     (tmp_path / "out").mkdir()
     target = tmp_path / "out" / "layer.onnx"
@@ -94,10 +94,10 @@ def test_only_the_weights_that_are_needed_come_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("small", [1 << 30, 0])
-def test_weights_inside_the_file_stay_inside(
+def test_initializers_inside_the_file_stay_inside(
     small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the file is read whole or its weights are stepped over."""
+    """Whether the file is parsed with the data of its initializers or without."""
     monkeypatch.setattr("modelexport.extraction.extract.SMALL_FILE", small)
     path, _, inputs = export("bert", "htp", tmp_path)
     target = tmp_path / "layer.onnx"
@@ -116,13 +116,13 @@ def test_weights_inside_the_file_stay_inside(
         )
 
 
-def test_what_is_written_is_what_a_protobuf_library_would_write(bert: Path, tmp_path: Path) -> None:
+def test_the_bytes_are_those_that_protobuf_writes(bert: Path, tmp_path: Path) -> None:
     modelexport.extract(bert, LAYER, tmp_path / "layer.onnx")
     data = (tmp_path / "layer.onnx").read_bytes()
     assert onnx.ModelProto.FromString(data).SerializeToString() == data
 
 
-def test_a_piece_of_a_piece(bert: Path, tmp_path: Path) -> None:
+def test_an_extracted_model_can_be_extracted_from(bert: Path, tmp_path: Path) -> None:
     modelexport.extract(bert, "encoder", tmp_path / "encoder.onnx")
     modelexport.extract(tmp_path / "encoder.onnx", LAYER, tmp_path / "layer.onnx")
     direct = modelexport.extract(bert, LAYER)
@@ -182,15 +182,15 @@ def test_one_call_of_a_reused_block(tmp_path: Path) -> None:
     values = onnx_values(path, inputs)
     names = modelexport.load(path).modules["block"].results
     for call in range(3):
-        piece = modelexport.extract(path, "block", call=call)
-        assert piece.record.call == call
-        assert [value.name for value in piece.record.outputs] == [names[call][0]]
+        extracted = modelexport.extract(path, "block", call=call)
+        assert extracted.record.call == call
+        assert [value.name for value in extracted.record.outputs] == [names[call][0]]
         assert np.allclose(
-            run(piece.model, values)[names[call][0] or ""], values[names[call][0] or ""]
+            run(extracted.model, values)[names[call][0] or ""], values[names[call][0] or ""]
         )
         inner = modelexport.extract(path, "block.fc", call=call)
         assert {n.output[0] for n in inner.model.graph.node} <= {
-            n.output[0] for n in piece.model.graph.node
+            n.output[0] for n in extracted.model.graph.node
         }
     for wrong in (3, -1):
         with pytest.raises(ArgumentError, match="ran 3 times"):
@@ -200,7 +200,7 @@ def test_one_call_of_a_reused_block(tmp_path: Path) -> None:
 
 
 class SharedInBranches(nn.Module):
-    """The same module in both branches, whose tensors have the same names there, and outside."""
+    """The same module in both branches, where its values have equal names, and outside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,13 +211,13 @@ class SharedInBranches(nn.Module):
         return torch.cond(y.sum() > 0, lambda v: self.fc(v), lambda v: self.fc(self.fc(v)), (y,))
 
 
-def test_a_module_inside_bodies_and_outside_them(tmp_path: Path) -> None:
+def test_a_module_inside_subgraphs_and_outside_them(tmp_path: Path) -> None:
     model = distinct(SharedInBranches())
     x = torch.randn(2, 8, generator=torch.Generator().manual_seed(1))
     modelexport.export_model(model, (x,), tmp_path / "m.onnx", strategy="fx")
-    piece = modelexport.extract(tmp_path / "m.onnx", "fc", tmp_path / "fc.onnx")
+    extracted = modelexport.extract(tmp_path / "m.onnx", "fc", tmp_path / "fc.onnx")
     assert modelexport.validate(tmp_path / "fc.onnx", check_consistency=True).findings == ()
-    feeds = {value.name: x.numpy() for value in piece.record.inputs}
+    feeds = {value.name: x.numpy() for value in extracted.record.inputs}
     fc = model.get_submodule("fc")
     once, twice, thrice = (value.detach().numpy() for value in (fc(x), fc(fc(x)), fc(fc(fc(x)))))
     given = list(run(tmp_path / "fc.onnx", feeds).values())
@@ -252,14 +252,14 @@ def test_a_protobuf_with_nothing_but_tags(tmp_path: Path) -> None:
             helper.make_node("Mul", ["b", "w"], ["y"], name="second"),
         ]
     )
-    piece = modelexport.extract(model, "second", tmp_path / "second.onnx")
-    assert [value.name for value in piece.record.inputs] == ["a"]
-    assert [value.shape for value in piece.record.inputs] == [(2, 3)]
+    extracted = modelexport.extract(model, "second", tmp_path / "second.onnx")
+    assert [value.name for value in extracted.record.inputs] == ["a"]
+    assert [value.shape for value in extracted.record.inputs] == [(2, 3)]
     onnx.checker.check_model(str(tmp_path / "second.onnx"), full_check=True)
     session(tmp_path / "second.onnx")
 
 
-def test_functions_come_along_with_those_who_call_them() -> None:
+def test_functions_that_nodes_call_are_copied() -> None:
     twice = helper.make_function(
         "own",
         "Twice",
@@ -283,14 +283,14 @@ def test_functions_come_along_with_those_who_call_them() -> None:
         ],
         [twice, other],
     )
-    piece = modelexport.extract(model, "second").model
-    assert [function.name for function in piece.functions] == ["Twice"]
-    onnx.checker.check_model(piece, full_check=True)
-    assert np.allclose(run(piece, {"a": np.ones((2, 3), np.float32)})["y"], 2)
+    extracted = modelexport.extract(model, "second").model
+    assert [function.name for function in extracted.functions] == ["Twice"]
+    onnx.checker.check_model(extracted, full_check=True)
+    assert np.allclose(run(extracted, {"a": np.ones((2, 3), np.float32)})["y"], 2)
 
 
 @pytest.mark.regression
-def test_both_overloads_of_a_function_come_along() -> None:
+def test_both_overloads_of_a_function_are_copied() -> None:
     imports = [helper.make_opsetid("", 18)]
     twice = helper.make_function(
         "own",
@@ -319,16 +319,16 @@ def test_both_overloads_of_a_function_come_along() -> None:
         ],
         [twice, minus],
     )
-    piece = modelexport.extract(model, "second").model
-    assert [function.overload for function in piece.functions] == ["twice", "minus"]
-    onnx.checker.check_model(piece, full_check=True)
-    assert np.allclose(run(piece, {"a": np.ones((2, 3), np.float32)})["c"], -2)
+    extracted = modelexport.extract(model, "second").model
+    assert [function.overload for function in extracted.functions] == ["twice", "minus"]
+    onnx.checker.check_model(extracted, full_check=True)
+    assert np.allclose(run(extracted, {"a": np.ones((2, 3), np.float32)})["c"], -2)
     only = modelexport.extract(model, "third").model
     assert [function.overload for function in only.functions] == ["minus"]
     assert np.allclose(run(only, {"c": np.ones((2, 3), np.float32)})["y"], -1)
 
 
-def test_a_value_that_is_new_each_time_is_not_pulled_in() -> None:
+def test_a_random_value_is_not_copied_as_a_constant() -> None:
     model = hand_made(
         [
             helper.make_node("RandomUniform", [], ["r"], shape=[2, 3], name="noise"),
@@ -353,20 +353,20 @@ def test_sizes_at_fixed_shapes_become_constants() -> None:
             helper.make_node("Transpose", ["r"], ["y"], perm=[1, 0], name="part"),
         ]
     )
-    piece = modelexport.extract(model, "part")
-    assert [value.name for value in piece.record.inputs] == ["x"]
-    assert piece.record.pulled_in == ("s",)
+    extracted = modelexport.extract(model, "part")
+    assert [value.name for value in extracted.record.inputs] == ["x"]
+    assert extracted.record.pulled_in == ("s",)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert np.array_equal(run(piece.model, {"x": x})["y"], x.reshape(3, 2).T)
+    assert np.array_equal(run(extracted.model, {"x": x})["y"], x.reshape(3, 2).T)
 
 
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
 def test_symbolic_sizes_stay_symbolic(strategy: str, tmp_path: Path) -> None:
     shapes = {name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")}
     path, _, _ = export("bert", strategy, tmp_path, dynamic_shapes=shapes)
-    piece = modelexport.extract(path, "embeddings", tmp_path / "piece.onnx")
-    assert piece.record.inputs[0].shape[0] in ("batch", "s0", "s1", "s77") or isinstance(
-        piece.record.inputs[0].shape[0], str
+    extracted = modelexport.extract(path, "embeddings", tmp_path / "piece.onnx")
+    assert extracted.record.inputs[0].shape[0] in ("batch", "s0", "s1", "s77") or isinstance(
+        extracted.record.inputs[0].shape[0], str
     )
     ready = session(tmp_path / "piece.onnx")
     assert any(isinstance(size, str) for value in ready.get_inputs() for size in value.shape)
@@ -374,8 +374,8 @@ def test_symbolic_sizes_stay_symbolic(strategy: str, tmp_path: Path) -> None:
 
 def test_tags_only_in_the_sidecar(tmp_path: Path) -> None:
     path, _, _ = export("bert", "htp", tmp_path, clean=True)
-    piece = modelexport.extract(path, LAYER, tmp_path / "layer.onnx")
-    assert piece.record.nodes == modelexport.load(path).modules[LAYER].nodes
+    extracted = modelexport.extract(path, LAYER, tmp_path / "layer.onnx")
+    assert extracted.record.nodes == modelexport.load(path).modules[LAYER].nodes
     assert modelexport.validate(tmp_path / "layer.onnx", check_consistency=True).findings == ()
     path.with_name("model_hierarchy.json").unlink()
     with pytest.raises(FormatError, match="no tags"):
@@ -400,7 +400,7 @@ def test_a_result_that_the_exporter_removed_is_warned_of(strategy: str, tmp_path
 
 
 class PassesOn(nn.Module):
-    """Returns what it is given beside what it makes, and a weight of its own."""
+    """Returns its input or its parameter beside what it computes."""
 
     def __init__(self, weight: bool) -> None:
         super().__init__()
@@ -439,24 +439,22 @@ def test_a_result_that_is_an_input_counts_as_present(strategy: str, tmp_path: Pa
 
 @pytest.mark.regression
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
-def test_a_result_that_the_exporter_made_a_constant_is_not_missed(
-    strategy: str, tmp_path: Path
-) -> None:
-    """T5 hands the bias of the positions on from block to block; for a fixed length it is a constant."""
+def test_a_result_that_the_exporter_folded_is_not_missed(strategy: str, tmp_path: Path) -> None:
+    """T5 passes the position bias from block to block; for a fixed length it is a constant."""
     path, _, _ = export("t5", strategy, tmp_path)
     for module in ("encoder.block.0", "encoder.block.1", "decoder.block.1"):
         modelexport.extract(path, module)  # a warning is an error
 
 
-def test_records_that_are_lost(bert: Path) -> None:
-    """Tags alone are enough; what they do not tell is left out."""
+def test_a_file_without_records(bert: Path) -> None:
+    """Tags alone are enough to extract."""
     expected = modelexport.extract(bert, LAYER)
     bert.with_name("model_hierarchy.json").unlink()
     proto = onnx.load(bert, load_external_data=False)
     del proto.metadata_props[:]
     bert.write_bytes(proto.SerializeToString())
-    piece = modelexport.extract(bert, LAYER, bert.with_name("layer.onnx"))
-    assert {n.output[0] for n in piece.model.graph.node} == {
+    extracted = modelexport.extract(bert, LAYER, bert.with_name("layer.onnx"))
+    assert {n.output[0] for n in extracted.model.graph.node} == {
         n.output[0] for n in expected.model.graph.node
     }
     assert not bert.with_name("layer_hierarchy.json").exists()
@@ -497,7 +495,7 @@ def test_a_data_file_that_is_not_whole(harm: str, tmp_path: Path) -> None:
 
 
 class GivesBack(nn.Module):
-    """Gives back what no node makes."""
+    """Returns a buffer that no node produces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -508,19 +506,19 @@ class GivesBack(nn.Module):
         return self.fc(x), self.constant
 
 
-def test_a_constant_that_the_model_gives_back_is_in_a_piece(tmp_path: Path) -> None:
+def test_an_initializer_that_is_an_output_is_in_the_partition(tmp_path: Path) -> None:
     modelexport.export_model(GivesBack(), (torch.ones(2, 4),), tmp_path / "m.onnx", strategy="fx")
     whole = modelexport.extract(tmp_path / "m.onnx", "").record
     given = [
         value.name
-        for piece in modelexport.partition(tmp_path / "m.onnx")
-        for value in piece.record.outputs
+        for extracted in modelexport.partition(tmp_path / "m.onnx")
+        for value in extracted.record.outputs
     ]
     assert set(given) == {value.name for value in whole.outputs}
 
 
 def branch(weight: float) -> onnx.GraphProto:
-    """A branch with a module before an inner conditional, whose names are those of the other branch."""
+    """Build a branch with a nested If, with the same names as the other branch."""
     out = helper.make_tensor_value_info("v", TensorProto.FLOAT, [2, 3])
     end = helper.make_tensor_value_info("q", TensorProto.FLOAT, [2, 3])
     inner = [
@@ -552,10 +550,10 @@ def test_names_that_repeat_in_both_branches_and_inside_them() -> None:
                 module = "part.scale" if node.op_type == "Mul" else "part.end" if number else ""
                 tag = NodeTag(("/Net/Part",), "/Net/Part", 1, "scope", module)
                 found.doc_string = encode_tag(tag).decode()
-    piece = modelexport.extract(model, "part")
-    onnx.checker.check_model(piece.model, full_check=True)
+    extracted = modelexport.extract(model, "part")
+    onnx.checker.check_model(extracted.model, full_check=True)
     x = np.ones((2, 3), np.float32)
-    given = sorted({float(value.flat[0]) for value in run(piece.model, {"a": x}).values()})
+    given = sorted({float(value.flat[0]) for value in run(extracted.model, {"a": x}).values()})
     assert given == [-5, -2, 2, 5], "a branch reads what is in the other"
 
 
@@ -573,7 +571,7 @@ def annotations(graph: onnx.GraphProto) -> dict[str, str]:
 
 @pytest.mark.regression
 def test_quantization_annotations_name_tensors_of_the_extracted_model() -> None:
-    """Tensors of the two branches have the same names, so that those of one are renamed, with their scales."""
+    """Values of both branches have equal names; those of one are renamed with their scales."""
     body = [
         helper.make_node("ReduceSum", ["x"], ["r"], keepdims=0, name="other"),
         helper.make_node("Cast", ["r"], ["c"], to=TensorProto.BOOL, name="other"),
@@ -593,20 +591,20 @@ def test_quantization_annotations_name_tensors_of_the_extracted_model() -> None:
         annotate(attribute.g, "t", "t_scale")
         tag = NodeTag(("/Net/Part",), "/Net/Part", 1, "scope", "part")
         attribute.g.node[0].doc_string = encode_tag(tag).decode()
-    piece = modelexport.extract(model, "part").model
-    onnx.checker.check_model(piece, full_check=True)
-    found = annotations(piece.graph)
+    extracted = modelexport.extract(model, "part").model
+    onnx.checker.check_model(extracted, full_check=True)
+    found = annotations(extracted.graph)
     scales = {
-        tensor.name: float(numpy_helper.to_array(tensor)) for tensor in piece.graph.initializer
+        tensor.name: float(numpy_helper.to_array(tensor)) for tensor in extracted.graph.initializer
     }
-    made = {node.output[0]: scales[node.input[1]] for node in piece.graph.node}
+    made = {node.output[0]: scales[node.input[1]] for node in extracted.graph.node}
     assert set(found) == {"a", *made}  # `r` is not in it
     assert found["a"] == "unread"
     assert {made[name]: scales[scale] for name, scale in found.items() if name != "a"} == {
         2: 20,
         5: 50,
     }
-    run(piece, {"a": np.ones((2, 3), np.float32)})
+    run(extracted, {"a": np.ones((2, 3), np.float32)})
 
 
 def test_calls_without_records(tmp_path: Path) -> None:
@@ -620,7 +618,7 @@ def test_calls_without_records(tmp_path: Path) -> None:
         modelexport.extract(proto, "block", call=0)
 
 
-def test_a_sidecar_of_another_graph_is_not_believed(tmp_path: Path) -> None:
+def test_a_sidecar_of_another_graph_is_not_used(tmp_path: Path) -> None:
     export("bert", "htp", tmp_path, clean=True)
     other, _, _ = export(
         "distilbert", "htp", tmp_path.joinpath("other").mkdir() or tmp_path / "other", clean=True
@@ -639,19 +637,19 @@ def test_tags_that_another_tool_dropped_are_in_the_sidecar(bert: Path) -> None:
     assert modelexport.extract(bert, LAYER).record.nodes == nodes
 
 
-def test_a_file_whose_nodes_are_in_no_order(bert: Path) -> None:
+def test_a_file_whose_nodes_are_not_sorted(bert: Path) -> None:
     expected = modelexport.extract(bert, LAYER)
     proto = onnx.load(bert, load_external_data=False)
     nodes = list(proto.graph.node)[::-1]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     bert.write_bytes(proto.SerializeToString())
-    piece = modelexport.extract(bert, LAYER)
-    assert {v.name for v in piece.record.inputs} == {v.name for v in expected.record.inputs}
-    onnx.checker.check_model(piece.model, full_check=True)
+    extracted = modelexport.extract(bert, LAYER)
+    assert {v.name for v in extracted.record.inputs} == {v.name for v in expected.record.inputs}
+    onnx.checker.check_model(extracted.model, full_check=True)
 
 
-def test_what_an_earlier_piece_left_is_taken_away(bert: Path, tmp_path: Path) -> None:
+def test_files_of_an_earlier_extracted_model_are_removed(bert: Path, tmp_path: Path) -> None:
     target = tmp_path / "piece.onnx"
     modelexport.extract(bert, LAYER, target)
     target.with_name("piece.onnx.data").write_bytes(b"old")
@@ -661,8 +659,8 @@ def test_what_an_earlier_piece_left_is_taken_away(bert: Path, tmp_path: Path) ->
 
 @pytest.mark.regression
 @pytest.mark.parametrize("size", [-2, (1 << 63) - 1])
-def test_sizes_that_no_tensor_has(size: int, bert: Path) -> None:
-    """Nothing follows from them, and nothing is made of that size."""
+def test_impossible_sizes(size: int, bert: Path) -> None:
+    """Nothing is inferred from them, and nothing of that size is allocated."""
     model = onnx.load(bert)
     for value in (*model.graph.input, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
@@ -674,15 +672,15 @@ def test_sizes_that_no_tensor_has(size: int, bert: Path) -> None:
 
 
 @pytest.mark.regression
-def test_a_name_that_two_nodes_make(bert: Path) -> None:
+def test_a_value_with_two_producers(bert: Path) -> None:
     model = onnx.load(bert)
     model.graph.node.add().CopyFrom(model.graph.node[-1])
-    piece, record = modelexport.extract(model, "")
-    assert record.nodes == len(piece.graph.node) == len(model.graph.node)
+    extracted, record = modelexport.extract(model, "")
+    assert record.nodes == len(extracted.graph.node) == len(model.graph.node)
 
 
 @pytest.mark.regression
-def test_a_status_that_is_none(bert: Path) -> None:
+def test_an_unknown_status(bert: Path) -> None:
     model = onnx.load(bert)
     entry = next(entry for entry in model.metadata_props if entry.key == "modelexport.hierarchy")
     entry.value = entry.value.replace('"status":"absorbed"', '"status":"gone"').replace(
@@ -697,7 +695,7 @@ def test_a_status_that_is_none(bert: Path) -> None:
         modelexport.extract(model, gone)
 
 
-def test_names_that_are_no_text(tmp_path: Path) -> None:
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     path, _, _ = export("one_leaf_root", "htp", tmp_path)
     data = bytearray(path.read_bytes())
     for place in range(40, len(data) - 40, 11):

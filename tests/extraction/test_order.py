@@ -1,17 +1,17 @@
-"""Groups of nodes in an order that runs, whatever reads from whatever."""
+"""Groups of nodes in an order that runs, for any edges."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelexport.extraction.partition import Key, order_groups
+from modelexport.extraction.partition import ChildCall, order_groups
 
 A, B = ("a", None), ("b", None)
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> tuple[dict[int, Key | None], dict[int, list[int]]]:
+def graphs(draw: st.DrawFn) -> tuple[dict[int, ChildCall | None], dict[int, list[int]]]:
     count = draw(st.integers(1, 25))
     keys = {node: draw(st.sampled_from([None, A, B, ("c", 0), ("c", 1)])) for node in range(count)}
     edges = {
@@ -22,22 +22,22 @@ def graphs(draw: st.DrawFn) -> tuple[dict[int, Key | None], dict[int, list[int]]
 
 
 @given(graphs())
-def test_every_piece_reads_only_from_earlier_ones(
-    graph: tuple[dict[int, Key | None], dict[int, list[int]]],
+def test_every_group_consumes_only_from_earlier_ones(
+    graph: tuple[dict[int, ChildCall | None], dict[int, list[int]]],
 ) -> None:
     keys, edges = graph
-    pieces = list(order_groups(keys, edges))
-    place = {node: number for number, (_, nodes) in enumerate(pieces) for node in nodes}
-    assert sorted(place) == sorted(keys)
-    assert sum(len(nodes) for _, nodes in pieces) == len(keys)
+    groups = list(order_groups(keys, edges))
+    position = {node: number for number, (_, nodes) in enumerate(groups) for node in nodes}
+    assert sorted(position) == sorted(keys)
+    assert sum(len(nodes) for _, nodes in groups) == len(keys)
     for node, sources in edges.items():
-        assert all(place[source] <= place[node] for source in sources)
-    for key, nodes in pieces:
+        assert all(position[source] <= position[node] for source in sources)
+    for key, nodes in groups:
         assert {keys[node] for node in nodes} == {key}
         assert nodes == sorted(nodes)
 
 
-def test_a_call_is_one_piece_where_nothing_runs_in_between() -> None:
+def test_a_call_is_one_group_where_nothing_runs_in_between() -> None:
     keys = {0: None, 1: A, 2: None, 3: A, 4: B, 5: None}
     edges = {0: [], 1: [0], 2: [0], 3: [1], 4: [3, 2], 5: [4]}
     assert list(order_groups(keys, edges)) == [(None, [0, 2]), (A, [1, 3]), (B, [4]), (None, [5])]

@@ -1,4 +1,4 @@
-"""A module taken apart: which pieces there are, and what they take and give."""
+"""Partition of a module: the extracted models, their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -12,34 +12,42 @@ from exports import export
 from modelexport.errors import ArgumentError, FormatError
 
 
-def told(path: Path, module: str = "") -> list[tuple[str, int | None]]:
+def children_of(path: Path, module: str = "") -> list[tuple[str, int | None]]:
     return [
-        (piece.record.module, piece.record.call) for piece in modelexport.partition(path, module)
+        (extracted.record.module, extracted.record.call)
+        for extracted in modelexport.partition(path, module)
     ]
 
 
 def test_children_in_the_order_of_execution(bert: Path) -> None:
-    assert told(bert) == [("", None), ("embeddings", None), ("encoder", None), ("pooler", None)]
+    assert children_of(bert) == [
+        ("", None),
+        ("embeddings", None),
+        ("encoder", None),
+        ("pooler", None),
+    ]
     layers = [("encoder.layer.0", None), ("encoder.layer.1", None)]
-    assert told(bert, "encoder") == layers, "a list stands for what is in it"
-    assert told(bert, "encoder.layer") == layers
+    assert children_of(bert, "encoder") == layers, "a list is replaced by its children"
+    assert children_of(bert, "encoder.layer") == layers
 
 
-def test_one_piece_for_each_call(tmp_path: Path) -> None:
+def test_one_extracted_model_for_each_call(tmp_path: Path) -> None:
     path, _, _ = export("block_three_times", "htp", tmp_path)
     calls = [
-        piece.record.call for piece in modelexport.partition(path) if piece.record.module == "block"
+        extracted.record.call
+        for extracted in modelexport.partition(path)
+        if extracted.record.module == "block"
     ]
     assert calls == [0, 1, 2]
-    inner = [piece.record.module for piece in modelexport.partition(path, "block", call=1)]
+    inner = [extracted.record.module for extracted in modelexport.partition(path, "block", call=1)]
     assert "block.fc" in inner
 
 
-def test_what_one_takes_another_gives(bert: Path) -> None:
+def test_inputs_are_outputs_of_earlier_models(bert: Path) -> None:
     have = {value.name for value in modelexport.load(bert).proto.graph.input}
-    for piece in modelexport.partition(bert):
-        assert {value.name for value in piece.record.inputs} <= have
-        have |= {value.name for value in piece.record.outputs}
+    for extracted in modelexport.partition(bert):
+        assert {value.name for value in extracted.record.inputs} <= have
+        have |= {value.name for value in extracted.record.outputs}
     assert {value.name for value in modelexport.load(bert).proto.graph.output} <= have
 
 
@@ -54,7 +62,7 @@ def test_a_call_that_another_module_interrupts_is_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.regression
-def test_a_node_that_reads_what_it_makes_is_refused(bert: Path) -> None:
+def test_a_node_that_consumes_its_own_output_is_refused(bert: Path) -> None:
     model = onnx.load(bert)
     last = model.graph.node[-1]
     last.input.append(last.output[0])
@@ -62,6 +70,6 @@ def test_a_node_that_reads_what_it_makes_is_refused(bert: Path) -> None:
         list(modelexport.partition(model))
 
 
-def test_a_name_that_is_wrong(bert: Path) -> None:
+def test_an_unknown_module(bert: Path) -> None:
     with pytest.raises(ArgumentError, match="near it"):
         list(modelexport.partition(bert, "encodr"))

@@ -1,9 +1,10 @@
-"""Analyzes one model file: what each module holds, on what evidence, and how large it is."""
+"""Analyze a model file: the nodes, evidence, operators and sizes of each module."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,7 +12,7 @@ from modelexport.analysis.outline import execution_order
 from modelexport.analysis.subgraph import BoundaryValues, initializer_owners
 from modelexport.garbage import pause_collector
 from modelexport.modules.lookup import Selection
-from modelexport.modules.record import AUXILIARY, ModuleStatus, NodeTag
+from modelexport.modules.record import AUXILIARY, ModuleStatus
 from modelexport.modules.tree import Ancestry, subtree_totals
 from modelexport.onnx_file.model_file import (
     InitializerSize,
@@ -27,18 +28,17 @@ from modelexport.tagged.records import TensorInfo
 from modelexport.tagged.tables import tensor_infos
 
 ANALYSIS_FORMAT = "modelexport-analysis/1"
-_NOWHERE = [-1]
 
 
 class DataFile(msgspec.Struct, frozen=True):
-    """A file of weights beside the model."""
+    """A data file of initializers beside the model."""
 
     name: str
     present: bool
 
 
 class FileFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
-    """The file as a whole, whatever is selected in it."""
+    """The file as a whole, independent of the selection."""
 
     file: str
     tagged: bool
@@ -52,12 +52,12 @@ class FileFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     dropped_outputs: tuple[str, ...]
     data_files: tuple[DataFile, ...]
     map_source: str | None
-    """Where the map was read: `file`, or `sidecar` for a file that carries none."""
+    """Where the map was read: `file`, or `sidecar` for a file without tags."""
     parameters_from: str = "stored"
-    """What `parameters` counts: `export`, PyTorch's own parameters as recorded at export; or `stored`, the values of
-    initializers, for a file that has no such record."""
+    """What `parameters` counts: `export`, PyTorch's parameters as recorded at export; or `stored`,
+    the elements of initializers, for a file without that record."""
     sidecar_refused: str | None = None
-    """Why the sidecar beside the file is not used, where it was needed."""
+    """Why the sidecar beside the file was needed and could not be used."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -69,18 +69,18 @@ class Totals(msgspec.Struct, frozen=True):
     auxiliary_nodes: int
     tags: int
     parameters: int
-    """As `parameters_from` of the file says; of a selection, those of the selected modules."""
+    """Counted as `parameters_from` of the file says; those of the selected modules."""
     stored_values: int
-    """The values of the initializers."""
+    """The elements of the initializers."""
     bytes: int
-    """The size of the initializers."""
+    """The size of the initializers in bytes."""
     modules: int
 
 
 class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
-    """One module. Counts are with everything below it, unless they are called `own`.
+    """One module. Counts include the modules below it, unless they are called `own`.
 
-    Initializers belong to the lowest module that holds all nodes which read them.
+    An initializer belongs to the lowest module that holds all its consumers.
     """
 
     module: str
@@ -94,23 +94,26 @@ class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     nodes: int
     own_nodes: int
     parameters: int
-    """Of PyTorch, each parameter once; as `parameters_from` of the file says."""
+    """Each parameter once, counted as `parameters_from` of the file says."""
     stored_values: int
-    """The values of its initializers: constants count, weights that the exporter merged do not."""
+    """The elements of its initializers, constants included."""
     bytes: int
-    """The size of its initializers."""
+    """The size of its initializers in bytes."""
     own_stored_values: int
     own_bytes: int
     operators: dict[str, int]
-    """How many nodes of each operator."""
+    """The number of nodes by operator."""
     inputs: tuple[str, ...]
-    """Tensors that enter it."""
+    """The values that enter it."""
     outputs: tuple[str, ...]
-    """Tensors that leave it."""
+    """The values that leave it."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
-    """One node, known by its first output. `stored_values` are those of the initializers it is the first to read."""
+    """One node, identified by its first output.
+
+    Stored values and bytes are those of the initializers of which it is the first consumer.
+    """
 
     node: str
     name: str
@@ -123,29 +126,29 @@ class NodeFacts(msgspec.Struct, frozen=True, gc=False):
     stored_values: int
     bytes: int
     covers: tuple[str, ...] = ()
-    """The modules whose operations are in the node, where they are several."""
+    """The modules whose operations the node implements, if they are several."""
 
 
 class Analysis(msgspec.Struct, frozen=True):
-    """Everything that `analyze` finds out; the JSON output is this record."""
+    """The result of `analyze`, and its JSON output."""
 
     format: str
     """`modelexport-analysis/1`."""
     file: FileFacts
     filter: str | None
-    """What was asked for."""
+    """The selection."""
     suggestions: tuple[str, ...]
-    """The nearest tags, where nothing matches."""
+    """The most similar tags, if nothing matches."""
     totals: Totals
     by_operator: dict[str, int]
     by_method: dict[str, int]
     by_depth: dict[int, int]
-    """Nodes by the number of segments of their tag."""
+    """The number of nodes by the number of segments of their tag."""
     by_status: dict[str, int]
     by_tag: dict[str, int]
-    """Nodes by tag."""
+    """The number of nodes by tag."""
     absorbed: tuple[str, ...]
-    """Modules by path."""
+    """The paths of these modules."""
     unused: tuple[str, ...]
     modules: tuple[ModuleFacts, ...]
     nodes: tuple[NodeFacts, ...]
@@ -153,143 +156,159 @@ class Analysis(msgspec.Struct, frozen=True):
 
 
 def analyze(onnx: StrPath, filter_tag: str | None = None, details: bool = True) -> Analysis:
-    """Read a file, tagged or not, and count; weights are not read, and a data file may be missing.
+    """Analyze an ONNX file, tagged or not, without reading the data of initializers.
 
-    `filter_tag` takes a tag with all below it, a glob, a module path, or `auxiliary`. Without `details` the list of
-    nodes and the tensors that enter and leave each module are left out.
+    Args:
+        onnx: The path of the ONNX file; its data files may be missing.
+        filter_tag: What to select: a tag with all below it, a glob, a module path, or `auxiliary`.
+        details: Whether to list all nodes, and the values that enter and leave each module.
+
+    Returns:
+        The counts over the selected nodes and modules.
+
+    Raises:
+        FileError: If the file cannot be read.
+        FormatError: If it is not an ONNX model.
     """
     with pause_collector():
-        return _Analyzer(load(onnx), filter_tag).result(details)
+        return _Analyzer(load(onnx), filter_tag).analyze(details)
+
+
+class _Size(NamedTuple):
+    """A number of elements and their size."""
+
+    elements: int = 0
+    bytes: int = 0
 
 
 class _Analyzer:
-    """The counts over the chosen nodes of one file."""
+    """Counts over the selected nodes of one file."""
 
     def __init__(self, model: TaggedModel, filter_tag: str | None) -> None:
         self.model = model
+        self.graph = model.graph
         self.tags, self.map_source = model.effective_tags, model.in_effect.source
         self.modules = model.modules if self.map_source else {}
+        # Files of earlier versions do not record the parameters of their modules.
         self.has_counts = bool(self.modules) and all(
             isinstance(record.parameter_count, int) for record in self.modules.values()
         )
-        self.lineage = Ancestry(self.modules)
-        seen = {tag.hierarchy_path for tag in self.tags if tag is not None}
-        self.selection = Selection(filter_tag, seen, self.modules)
-        self.chosen = [index for index, tag in enumerate(self.tags) if self.selection.has_node(tag)]
-        self.own = Counter(tag.hierarchy_module for _, tag in self.chosen_tags())
-        self.weights = initializer_sizes(model.proto)
+        self.ancestry = Ancestry(self.modules)
+        used = {tag.hierarchy_path for tag in self.tags if tag is not None}
+        self.selection = Selection(filter_tag, used, self.modules)
+        self.selected = [i for i, tag in enumerate(self.tags) if self.selection.has_node(tag)]
+        self.selected_tags = [
+            (index, tag) for index in self.selected if (tag := self.tags[index]) is not None
+        ]
+        self.own_nodes = Counter(tag.hierarchy_module for _, tag in self.selected_tags)
+        self.initializers = initializer_sizes(model.proto)
 
-    def chosen_tags(self) -> Iterator[tuple[int, NodeTag]]:
-        """The chosen nodes that have a tag."""
-        return ((index, tag) for index in self.chosen if (tag := self.tags[index]) is not None)
-
-    def result(self, details: bool) -> Analysis:
+    def analyze(self, details: bool) -> Analysis:
+        """Count everything."""
         modules = self.module_facts(details)
-        read, own = self.read_weights(), self.own_weights()
-        by_method = Counter(tag.hierarchy_method for _, tag in self.chosen_tags())
-        by_tag = Counter(tag.hierarchy_path for _, tag in self.chosen_tags())
+        by_tag = Counter(tag.hierarchy_path for _, tag in self.selected_tags)
         by_depth: Counter[int] = Counter()
         for tag, count in by_tag.items():
             by_depth[tag.count("/")] += count
-        tagged = sum(by_method.values())
-        found = bool(self.chosen or modules)
+        by_method = Counter(tag.hierarchy_method for _, tag in self.selected_tags)
+        by_operator = Counter(self.graph.nodes[index].op_type for index in self.selected)
+        is_empty = not self.selected and not modules
         return Analysis(
             format=ANALYSIS_FORMAT,
             file=self.file_facts(),
             filter=self.selection.text,
-            suggestions=() if found else tuple(self.selection.nearest()),
-            totals=Totals(
-                nodes=len(self.chosen),
-                tagged_nodes=tagged,
-                coverage=tagged / len(self.chosen) if self.chosen else 1.0,
-                auxiliary_nodes=sum(by_method[method] for method in AUXILIARY),
-                tags=len(by_tag),
-                parameters=self.selected_parameters()
-                if self.has_counts
-                else sum(w.elements for w in own),
-                stored_values=sum(weight.elements for weight in own),
-                bytes=sum(weight.bytes for weight in own),
-                modules=len(modules),
-            ),
-            by_operator=_ranked(
-                Counter([self.model.graph.nodes[index].op_type for index in self.chosen])
-            ),
-            by_method=_ranked(by_method),
+            suggestions=tuple(self.selection.nearest()) if is_empty else (),
+            totals=self.totals(by_method, len(by_tag), len(modules)),
+            by_operator=_largest_first(by_operator),
+            by_method=_largest_first(by_method),
             by_depth=dict(sorted(by_depth.items())),
             by_status=dict(sorted(Counter(module.status for module in modules).items())),
             by_tag=dict(sorted(by_tag.items())),
-            absorbed=tuple(
-                module.module for module in modules if module.status == ModuleStatus.ABSORBED
-            ),
-            unused=tuple(
-                module.module for module in modules if module.status == ModuleStatus.UNUSED
-            ),
+            absorbed=tuple(m.module for m in modules if m.status == ModuleStatus.ABSORBED),
+            unused=tuple(m.module for m in modules if m.status == ModuleStatus.UNUSED),
             modules=modules,
-            nodes=self.node_facts(read) if details else (),
+            nodes=self.node_facts() if details else (),
+        )
+
+    def totals(self, by_method: Mapping[str, int], tags: int, modules: int) -> Totals:
+        """Sum up over the selection."""
+        stored = self.selected_initializers()
+        elements = sum(initializer.elements for initializer in stored)
+        tagged = len(self.selected_tags)
+        return Totals(
+            nodes=len(self.selected),
+            tagged_nodes=tagged,
+            coverage=tagged / len(self.selected) if self.selected else 1.0,
+            auxiliary_nodes=sum(by_method.get(method, 0) for method in AUXILIARY),
+            tags=tags,
+            parameters=self.selected_parameters() if self.has_counts else elements,
+            stored_values=elements,
+            bytes=sum(initializer.bytes for initializer in stored),
+            modules=modules,
         )
 
     def file_facts(self) -> FileFacts:
-        proto = self.model.proto
-        source = self.model.records if self.map_source else None
+        """Describe the file as a whole."""
+        proto, path = self.model.proto, self.model.path
+        records = self.model.records if self.map_source else None
         return FileFacts(
-            file=self.model.path.name,
+            file=path.name,
             tagged=self.map_source is not None,
             map_source=self.map_source,
             parameters_from="export" if self.has_counts else "stored",
             sidecar_refused=self.model.in_effect.refused,
-            class_=None if source is None else source.model.class_,
-            strategy=None if source is None else source.export.strategy,
-            exporter=None if source is None else source.export.exporter,
+            class_=None if records is None else records.model.class_,
+            strategy=None if records is None else records.export.strategy,
+            exporter=None if records is None else records.export.exporter,
             opset=opset_imports(proto),
             ir_version=proto.ir_version,
             inputs=tensor_infos(proto.graph.input),
             outputs=tensor_infos(proto.graph.output),
-            dropped_outputs=() if source is None else source.export.dropped_outputs,
+            dropped_outputs=() if records is None else records.export.dropped_outputs,
             data_files=tuple(
-                DataFile(name, is_file(resolve_data_file(self.model.path, name)))
+                DataFile(name, is_file(resolve_data_file(path, name)))
                 for name in external_files(proto)
             ),
         )
 
     def parameters(self, path: str, stored: int) -> int:
-        """PyTorch's parameters of a module, or the values stored for it in a file that does not record them."""
+        """Return the recorded parameters of a module, or what is stored if none are recorded."""
         count = self.modules[path].parameter_count
         return count if self.has_counts and isinstance(count, int) else stored
 
     def selected_parameters(self) -> int:
-        """The parameters of the selected modules; those below another selected one are in its count."""
-        selected = {
-            path for path in self.modules if self.selection.has_module(path, self.carried_tag(path))
-        }
-        outermost = [path for path in selected if selected.isdisjoint(self.lineage.of(path)[:-1])]
-        return sum(self.parameters(path, 0) for path in outermost)
+        """Sum the parameters of the outermost selected modules, which include those below."""
+        selected = {path for path in self.modules if self.is_selected(path)}
+        return sum(
+            self.parameters(path, 0)
+            for path in selected
+            if selected.isdisjoint(self.ancestry.of(path)[:-1])
+        )
 
-    def own_weights(self) -> list[InitializerSize]:
-        """The initializers that no node reads which is not chosen: of all nodes all of them."""
+    def selected_initializers(self) -> list[InitializerSize]:
+        """Return the initializers with only selected consumers; all without a selection."""
         if self.selection.text is None:
-            return list(self.weights)
-        consumers, chosen = self.model.graph.consumers, set(self.chosen)
+            return self.initializers
+        consumers, selected = self.graph.consumers, set(self.selected)
         return [
-            w for w in self.weights if w.name in consumers and chosen.issuperset(consumers[w.name])
+            initializer
+            for initializer in self.initializers
+            if (indices := consumers.get(initializer.name)) and selected.issuperset(indices)
         ]
 
-    def read_weights(self) -> dict[int, tuple[int, int]]:
-        """Elements and bytes of the initializers that each chosen node is the first to read; -1 has the unread ones."""
-        consumers = self.model.graph.consumers
-        everything = self.selection.text is None
-        chosen = {*self.chosen, *([-1] if everything else [])}
-        read: dict[int, tuple[int, int]] = {}
-        for weight in self.weights:
-            first = consumers.get(weight.name, _NOWHERE)[0]
-            if first in chosen:
-                elements, size = read.get(first, (0, 0))
-                read[first] = (elements + weight.elements, size + weight.bytes)
-        return read
-
-    def node_facts(self, read: Mapping[int, tuple[int, int]]) -> tuple[NodeFacts, ...]:
+    def node_facts(self) -> tuple[NodeFacts, ...]:
+        """Describe the selected nodes."""
+        stored: dict[int, _Size] = {}
+        for initializer in self.initializers:
+            for first in self.graph.consumers.get(initializer.name, ())[:1]:
+                size = stored.get(first, _Size())
+                stored[first] = _Size(
+                    size.elements + initializer.elements, size.bytes + initializer.bytes
+                )
         facts = []
-        for index in self.chosen:
-            node, tag = self.model.graph.nodes[index], self.tags[index]
+        for index in self.selected:
+            node, tag = self.graph.nodes[index], self.tags[index]
+            size = stored.get(index, _Size())
             facts.append(
                 NodeFacts(
                     node=node.key,
@@ -300,25 +319,24 @@ class _Analyzer:
                     module=None if tag is None else tag.hierarchy_module,
                     call=None if tag is None else tag.hierarchy_call,
                     method=None if tag is None else tag.hierarchy_method,
-                    stored_values=read[index][0] if index in read else 0,
-                    bytes=read[index][1] if index in read else 0,
+                    stored_values=size.elements,
+                    bytes=size.bytes,
                     covers=() if tag is None else tag.hierarchy_covers,
                 )
             )
         return tuple(facts)
 
     def module_facts(self, details: bool) -> tuple[ModuleFacts, ...]:
-        nodes = subtree_totals(self.own, self.lineage)
+        """Describe the selected modules, and those of selected nodes, in execution order."""
+        nodes = subtree_totals(self.own_nodes, self.ancestry)
         operators = self.operators()
-        own_values, own_sizes = self.module_weights()
-        values, sizes = (
-            subtree_totals(own_values, self.lineage),
-            subtree_totals(own_sizes, self.lineage),
-        )
-        borders = BoundaryValues(self.model.graph, self.tags, self.lineage) if details else None
+        own_elements, own_bytes = self.module_sizes()
+        elements = subtree_totals(own_elements, self.ancestry)
+        sizes = subtree_totals(own_bytes, self.ancestry)
+        boundary = BoundaryValues(self.graph, self.tags, self.ancestry) if details else None
         facts = []
         for path, record in sorted(self.modules.items(), key=lambda item: execution_order(*item)):
-            if not (self.own[path] or self.selection.has_module(path, self.carried_tag(path))):
+            if not (self.own_nodes[path] or self.is_selected(path)):
                 continue
             facts.append(
                 ModuleFacts(
@@ -326,58 +344,54 @@ class _Analyzer:
                     tag=record.tag,
                     class_=record.class_,
                     status=record.status,
-                    depth=len(self.lineage.of(path)) - 1,
+                    depth=len(self.ancestry.of(path)) - 1,
                     calls=record.calls,
                     execution_order=record.execution_order,
                     nodes=nodes[path],
-                    own_nodes=self.own[path],
-                    parameters=self.parameters(path, values[path]),
-                    stored_values=values[path],
+                    own_nodes=self.own_nodes[path],
+                    parameters=self.parameters(path, elements[path]),
+                    stored_values=elements[path],
                     bytes=sizes[path],
-                    own_stored_values=own_values[path],
-                    own_bytes=own_sizes[path],
-                    operators=_ranked(operators.get(path, {})),
-                    inputs=() if borders is None else tuple(borders.inputs.get(path, ())),
-                    outputs=() if borders is None else tuple(borders.outputs.get(path, ())),
+                    own_stored_values=own_elements[path],
+                    own_bytes=own_bytes[path],
+                    operators=_largest_first(operators.get(path, {})),
+                    inputs=() if boundary is None else tuple(boundary.inputs.get(path, ())),
+                    outputs=() if boundary is None else tuple(boundary.outputs.get(path, ())),
                 )
             )
         return tuple(facts)
 
-    def operators(self) -> dict[str, dict[str, int]]:
-        own: dict[tuple[str, str], int] = {}
-        nodes = self.model.graph.nodes
-        for index, tag in self.chosen_tags():
-            key = (tag.hierarchy_module, nodes[index].op_type)
-            own[key] = own.get(key, 0) + 1
-        whole: dict[str, dict[str, int]] = {}
+    def operators(self) -> dict[str, Counter[str]]:
+        """Count the operators of the selected nodes, by module with all below it."""
+        nodes = self.graph.nodes
+        own = Counter(
+            (tag.hierarchy_module, nodes[index].op_type) for index, tag in self.selected_tags
+        )
+        totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for (path, op_type), count in own.items():
-            for above in self.lineage.of(path):
-                counts = whole.get(above)
-                if counts is None:
-                    counts = whole[above] = {}
-                counts[op_type] = counts.get(op_type, 0) + count
-        return whole
+            for above in self.ancestry.of(path):
+                totals[above][op_type] += count
+        return totals
 
-    def module_weights(self) -> tuple[Counter[str], Counter[str]]:
-        owners = initializer_owners(self.model.graph, self.tags, self.lineage)
+    def module_sizes(self) -> tuple[Counter[str], Counter[str]]:
+        """Sum the elements and bytes of the initializers that belong to each module itself."""
+        owners = initializer_owners(self.graph, self.tags, self.ancestry)
         elements: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
-        for weight in self.weights:
-            owner = owners.get(weight.name)
+        for initializer in self.initializers:
+            owner = owners.get(initializer.name)
             if owner is not None:
-                elements[owner] += weight.elements
-                sizes[owner] += weight.bytes
+                elements[owner] += initializer.elements
+                sizes[owner] += initializer.bytes
         return elements, sizes
 
-    def carried_tag(self, path: str) -> str | None:
-        """The tag of the nearest shown module, from this one up."""
-        records = (self.modules.get(above) for above in reversed(self.lineage.of(path)))
-        return next(
-            (record.tag for record in records if record is not None and record.tag is not None),
-            None,
-        )
+    def is_selected(self, path: str) -> bool:
+        """Return whether a module is selected, by its path or the tag of the nearest shown one."""
+        above = (self.modules.get(outer) for outer in reversed(self.ancestry.of(path)))
+        tags = (record.tag for record in above if record is not None)
+        return self.selection.has_module(path, next((tag for tag in tags if tag is not None), None))
 
 
-def _ranked(counts: Mapping[str, int]) -> dict[str, int]:
-    """Largest first; equal ones by name."""
+def _largest_first(counts: Mapping[str, int]) -> dict[str, int]:
+    """Sort counts, equal ones by name."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -1,4 +1,4 @@
-"""The canonical form of a graph: equal for two graphs that differ only in names and order."""
+"""The canonical form of a graph: equal for two graphs that differ only in names and in order."""
 
 from __future__ import annotations
 
@@ -11,61 +11,81 @@ from typing import NamedTuple
 
 import onnx
 
-from modelexport.analysis.dead_ends import number_dead_ends
 from modelexport.errors import FormatError
 from modelexport.graph.flat import Graph, Node
 from modelexport.onnx_file.digests import message_content
 
-_END, _INSIDE, _BODY, _LEAVES = -1, -2, -3, -3
-"""Marks between the numbers of a form; the numbers of leaves lie below them."""
+_END, _ENCLOSED, _SUBGRAPH, _LAST_LEAF = -1, -2, -3, -3
+"""Separators in the sequence of numbers that is hashed; leaves have numbers below `_LAST_LEAF`."""
+
+Labels = Sequence[str] | Mapping[int, str]
+"""What each node computes, by its index: see `node_labels`."""
 
 
-class Canonical(NamedTuple):
-    """The digest of the form, and the nodes in the order of their canonical numbers."""
+class CanonicalForm(NamedTuple):
+    """The digest of a graph, and its nodes in canonical order.
+
+    Graphs with equal digests have the same node at the same position of `order`.
+    """
 
     digest: str
     order: list[int]
 
 
 def canonical_form(
-    graph: Graph, proto: onnx.ModelProto, weights: Mapping[str, str], labels: Sequence[str]
-) -> Canonical:
-    """`weights` has a digest of the content of every initializer of the main graph; `labels` are `node_labels`."""
-    leaves = {name: f"weight {digest}" for name, digest in weights.items()}
+    graph: Graph, proto: onnx.ModelProto, initializers: Mapping[str, str], labels: Labels
+) -> CanonicalForm:
+    """Compute the canonical form of a model.
+
+    Args:
+        graph: The model laid flat.
+        proto: The model, for the types of its inputs.
+        initializers: The digest of the content of each initializer of the main graph.
+        labels: The labels of all nodes, from `node_labels`.
+
+    Returns:
+        The form of the main graph and of all local functions.
+    """
+    leaves = {name: f"initializer {digest}" for name, digest in initializers.items()}
     types = {value.name: value.type.tensor_type.elem_type for value in proto.graph.input}
-    leaves |= {name: f"input {place} {types[name]}" for place, name in enumerate(graph.inputs)}
+    leaves |= {name: f"input {number} {types[name]}" for number, name in enumerate(graph.inputs)}
     members = [index for index, node in enumerate(graph.nodes) if not node.function]
     forms = [_form(graph, members, labels, leaves, graph.outputs)]
     forms += [_function_form(graph, key, labels) for key in sorted(graph.functions)]
-    return Canonical(
+    return CanonicalForm(
         _hash(form.digest for form in forms), [index for form in forms for index in form.order]
     )
 
 
 def node_labels(graph: Graph, attributes: Sequence[str | None]) -> list[str]:
-    """What each node does, without what it reads: equal text for equal work. `attributes` are their digests."""
+    """Describe what each node computes, apart from its inputs, as a text.
+
+    Args:
+        graph: The model laid flat.
+        attributes: The digest of the attributes of each node.
+
+    Returns:
+        One label per node; nodes with equal labels compute the same from the same inputs.
+
+    Raises:
+        FormatError: If a local function calls itself.
+    """
     functions: dict[str, str] = {}
     members: dict[str, list[int]] = {key: [] for key in graph.functions}
     for index, node in enumerate(graph.nodes):
         if node.function:
             members[node.function].append(index)
     for key in _callees_first(graph, members):
-        told = {
+        labels = {
             index: _label(graph.nodes[index], attributes[index], functions)
             for index in members[key]
         }
-        functions[key] = _function_form(
-            graph, key, defaultdict(str, told)
-        ).digest  # a name may lead outside
-    labels: list[str] = []
-    known: dict[tuple[object, ...], str] = {}
-    for node, said in zip(graph.nodes, attributes, strict=True):
-        work = (node.op_type, said, node.domain, len(node.outputs), node.gaps, node.calls_function)
-        label = known.get(work)
-        if label is None:
-            label = known[work] = _label(node, said, functions)
-        labels.append(label)
-    return labels
+        # A broken file can lead from the function to a node outside it, which has no label here.
+        functions[key] = _function_form(graph, key, defaultdict(str, labels)).digest
+    return [
+        _label(node, digest, functions)
+        for node, digest in zip(graph.nodes, attributes, strict=True)
+    ]
 
 
 def _label(node: Node, attributes: str | None, functions: Mapping[str, str]) -> str:
@@ -74,9 +94,9 @@ def _label(node: Node, attributes: str | None, functions: Mapping[str, str]) -> 
 
 
 def _callees_first(graph: Graph, members: Mapping[str, Sequence[int]]) -> list[str]:
-    """The local functions, each after those that it calls."""
+    """Order the local functions so that each comes after those that it calls."""
     calls = {
-        key: {graph.nodes[i].calls_function for i in indices} - {""}
+        key: {graph.nodes[index].calls_function for index in indices} - {""}
         for key, indices in members.items()
     }
     try:
@@ -87,46 +107,49 @@ def _callees_first(graph: Graph, members: Mapping[str, Sequence[int]]) -> list[s
         ) from error
 
 
-def _function_form(graph: Graph, key: str, labels: Sequence[str] | Mapping[int, str]) -> Canonical:
-    body = graph.functions[key]
-    leaves = {name: f"input {place}" for place, name in enumerate(body.inputs)}
+def _function_form(graph: Graph, key: str, labels: Labels) -> CanonicalForm:
+    function = graph.functions[key]
+    leaves = {name: f"input {number}" for number, name in enumerate(function.inputs)}
     members = [index for index, node in enumerate(graph.nodes) if node.function == key]
-    form = _form(graph, members, labels, leaves, body.outputs)
-    return Canonical(_hash([key, body.declared, form.digest]), form.order)
+    form = _form(graph, members, labels, leaves, function.outputs)
+    return CanonicalForm(_hash([key, function.declared, form.digest]), form.order)
 
 
 def _form(
     graph: Graph,
     members: Sequence[int],
-    labels: Sequence[str] | Mapping[int, str],
+    labels: Labels,
     leaves: Mapping[str, str],
     outputs: Sequence[str],
-) -> Canonical:
-    walk = _Walk(graph, labels, leaves)
-    walk.follow(outputs)
-    number_dead_ends(walk, members)
-    unused = sorted(text for name, text in leaves.items() if name not in walk.reference)
-    return Canonical(_hash([walk.digest(outputs), *unused]), list(walk.number))
+) -> CanonicalForm:
+    numbering = _Numbering(graph, labels, leaves)
+    numbering.follow(outputs)
+    unused = sorted(text for name, text in leaves.items() if name not in numbering.reference)
+    dead = sorted(numbering.dead_digests(members))
+    return CanonicalForm(
+        _hash([numbering.digest(outputs), *unused, *(digest for digest, _ in dead)]),
+        [*numbering.number, *(index for _, index in dead)],
+    )
 
 
-class _Walk:
-    """Numbers nodes and tensors in the order in which they are met."""
+class _Numbering:
+    """Numbers for nodes and values, in the order in which a walk from the outputs reaches them."""
 
-    def __init__(
-        self, graph: Graph, labels: Sequence[str] | Mapping[int, str], leaves: Mapping[str, str]
-    ) -> None:
+    def __init__(self, graph: Graph, labels: Labels, leaves: Mapping[str, str]) -> None:
         self.graph = graph
         self.labels = labels
         self.leaves = dict(leaves)
         self.number: dict[int, int] = {}
         self.reference: dict[str, int] = {}
-        self._met_leaves: list[str] = []
-        for body in (body for bodies in graph.bodies.values() for body in bodies):
-            for name, tensor in body.initializers.items():
-                self.leaves[name] = f"weight {hashlib.sha256(message_content(tensor)).hexdigest()}"
+        self._reached_leaves: list[str] = []
+        for subgraph in (subgraph for nested in graph.bodies.values() for subgraph in nested):
+            for name, tensor in subgraph.initializers.items():
+                self.leaves[name] = (
+                    f"initializer {hashlib.sha256(message_content(tensor)).hexdigest()}"
+                )
 
     def follow(self, names: Sequence[str]) -> None:
-        """Meet these tensors and everything that they are computed from."""
+        """Number these values and everything that they are computed from."""
         stack = list(reversed(names))
         producer, reference = self.graph.producer, self.reference
         while stack:
@@ -135,62 +158,89 @@ class _Walk:
                 continue
             index = producer.get(name)
             if index is None:
-                self._met_leaves.append(self.leaves.get(name, "undefined"))
-                reference[name] = -len(self._met_leaves) + _LEAVES
-            elif index not in self.number:
-                stack.extend(self._meet(index))
-            else:  # another node makes a tensor of this name too
-                reference[name] = len(reference)
+                self._reached_leaves.append(self._leaf(name))
+                reference[name] = -len(self._reached_leaves) + _LAST_LEAF
+            else:  # not numbered yet, or all its outputs would have a reference
+                stack.extend(self._add_node(index))
 
-    def visit(self, index: int) -> None:
-        """Meet a node that no tensor leads to."""
-        if index not in self.number:
-            self.follow(self._meet(index)[::-1])
-
-    def _meet(self, index: int) -> list[str]:
-        """Number a node, what it makes and what its bodies are given; what it reads comes next, the last first."""
+    def _add_node(self, index: int) -> list[str]:
+        """Number a node, its outputs and the inputs of its subgraphs; return what to follow."""
         self.number[index] = len(self.number)
-        node, bodies = self.graph.nodes[index], self.graph.bodies.get(index, ())
+        node, subgraphs = self.graph.nodes[index], self.graph.bodies.get(index, ())
         reference = self.reference
         for name in node.outputs:
             reference.setdefault(name, len(reference))
-        given = [*node.inputs]
-        for body in bodies:
-            for name in body.inputs:
+        sources = [*node.inputs]
+        for subgraph in subgraphs:
+            for name in subgraph.inputs:
                 reference[name] = len(reference)
-            given += body.outputs
-        return given[::-1]
+            sources += subgraph.outputs
+        return sources[::-1]
+
+    def _leaf(self, name: str) -> str:
+        return self.leaves.get(name, "undefined")
+
+    def dead_digests(self, members: Iterable[int]) -> list[tuple[str, int]]:
+        """Describe each node that no output needs by its label and all that it is computed from.
+
+        Such nodes are counted, not numbered: which of two equal dead nodes feeds a third dead one
+        makes no difference to any result.
+        """
+        known: dict[str, str] = {}
+        digests: dict[int, str] = {}
+        for index in members:
+            if index in self.number:
+                continue
+            node = self.graph.nodes[index]
+            enclosing = digests.get(node.enclosing, str(self.number.get(node.enclosing)))
+            sources = [self._source(name, known) for name in node.inputs]
+            if node.enclosing >= 0:
+                enclosing += _subgraph_label(self.graph, node)
+            digest = _hash([self.labels[index], enclosing, *sources])
+            digests[index] = digest
+            known.update((name, f"{digest} {i}") for i, name in enumerate(node.outputs))
+            for subgraph in self.graph.bodies.get(index, ()):
+                known.update(
+                    (name, f"{digest} {subgraph.label} {i}")
+                    for i, name in enumerate(subgraph.inputs)
+                )
+        for index in digests:  # the nodes of a subgraph come after the node that holds it
+            subgraphs = self.graph.bodies.get(index, ())
+            ends = [self._source(name, known) for found in subgraphs for name in found.outputs]
+            if ends:
+                digests[index] = _hash([digests[index], *ends])
+        return [(digest, index) for index, digest in digests.items()]
+
+    def _source(self, name: str, known: Mapping[str, str]) -> str:
+        number = self.reference.get(name)
+        return known.get(name) or self._leaf(name) if number is None else str(number)
 
     def digest(self, outputs: Sequence[str]) -> str:
-        """All that was met, in the order of the numbers: what each node does, and the numbers of what it reads."""
+        """Hash all numbered nodes in order: what each computes, and the numbers of its inputs."""
         words: dict[str, int] = {}
-        told = array("q")
-        nodes, labels, bodies, reference = (
-            self.graph.nodes,
-            self.labels,
-            self.graph.bodies,
-            self.reference,
-        )
+        content = array("q")
+        nodes, reference = self.graph.nodes, self.reference
         for index in self.number:
             node = nodes[index]
-            told.append(words.setdefault(labels[index], len(words)))
-            told.extend([reference[name] for name in node.inputs])
+            content.append(words.setdefault(self.labels[index], len(words)))
+            content.extend([reference[name] for name in node.inputs])
             if node.enclosing >= 0:
-                place = words.setdefault(_body_label(self.graph, index), len(words))
-                told.extend((_INSIDE, self.number.get(node.enclosing, -1), place))
-            for body in bodies.get(index, ()):
-                told.extend((_BODY, words.setdefault(body.label, len(words)), len(body.inputs)))
-                told.extend([reference[name] for name in body.outputs])
-            told.append(_END)
-        told.extend([reference[name] for name in outputs])
-        digest = hashlib.sha256(_hash([*words, *self._met_leaves]).encode())
-        digest.update(told.tobytes())
+                label = words.setdefault(_subgraph_label(self.graph, node), len(words))
+                content.extend((_ENCLOSED, self.number.get(node.enclosing, -1), label))
+            for subgraph in self.graph.bodies.get(index, ()):
+                label = words.setdefault(subgraph.label, len(words))
+                content.extend((_SUBGRAPH, label, len(subgraph.inputs)))
+                content.extend([reference[name] for name in subgraph.outputs])
+            content.append(_END)
+        content.extend([reference[name] for name in outputs])
+        digest = hashlib.sha256(_hash([*words, *self._reached_leaves]).encode())
+        digest.update(content.tobytes())
         return digest.hexdigest()
 
 
-def _body_label(graph: Graph, index: int) -> str:
-    node = graph.nodes[index]
-    return node.key[len(graph.nodes[node.enclosing].key) + 1 :].partition("/")[0]
+def _subgraph_label(graph: Graph, node: Node) -> str:
+    """Return the label of the subgraph that a node is in."""
+    return graph.bodies[node.enclosing][node.body].label
 
 
 def _hash(parts: Iterable[str]) -> str:

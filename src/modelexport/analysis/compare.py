@@ -1,15 +1,15 @@
-"""Compares two model files: the same topology or not, and what differs, module by module."""
+"""Compare two model files: whether the topology is the same, and what differs by module."""
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import msgspec
 
 from modelexport.analysis.canonical import canonical_form, node_labels
-from modelexport.analysis.matching import Side, match
+from modelexport.analysis.matching import LabeledGraph, match_nodes
 from modelexport.errors import plural
 from modelexport.garbage import pause_collector
 from modelexport.onnx_file.digests import attribute_digests, initializer_digests
@@ -26,7 +26,7 @@ from modelexport.tagged.tables import tensor_infos
 
 
 class FileSide(msgspec.Struct, frozen=True):
-    """What is told of each of the two files."""
+    """A summary of one of the two files."""
 
     file: str
     nodes: int
@@ -40,7 +40,10 @@ class FileSide(msgspec.Struct, frozen=True):
 
 
 class NodeChange(msgspec.Struct, frozen=True):
-    """A node that is in both files and not the same: `what` names operator, attributes, inputs or weights."""
+    """A node that is in both files and differs.
+
+    `what` names the differences: operator, attributes, inputs or weights.
+    """
 
     node: str
     other: str
@@ -49,7 +52,10 @@ class NodeChange(msgspec.Struct, frozen=True):
 
 
 class ModuleChange(msgspec.Struct, frozen=True):
-    """What differs within one module; nodes go by their first output. `module` is None for nodes without a tag."""
+    """The differences within one module; `module` is None for nodes without a tag.
+
+    Nodes are identified by their first output.
+    """
 
     module: str | None
     tag: str | None
@@ -59,7 +65,10 @@ class ModuleChange(msgspec.Struct, frozen=True):
 
 
 class TagChanges(msgspec.Struct, frozen=True):
-    """Nodes whose tag is only in B, only in A, or another; and the tags whose node counts differ."""
+    """The number of nodes with a tag only in B, only in A, or with another tag in B.
+
+    `distribution` has the node counts in A and B of each tag where they differ.
+    """
 
     added: int
     removed: int
@@ -68,7 +77,7 @@ class TagChanges(msgspec.Struct, frozen=True):
 
 
 class WeightChanges(msgspec.Struct, frozen=True):
-    """Initializers by content: `renamed` holds the same values under another name."""
+    """Differences in the initializers; `renamed` are those with equal values and another name."""
 
     same: int
     renamed: tuple[tuple[str, str], ...]
@@ -78,7 +87,7 @@ class WeightChanges(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The answer: `same_topology`, and every difference."""
+    """The result of `compare`: whether the topology is the same, and every difference."""
 
     same_topology: bool
     a: FileSide
@@ -88,39 +97,50 @@ class Comparison(msgspec.Struct, frozen=True):
     same_outputs: bool
     modules: tuple[ModuleChange, ...]
     elsewhere: tuple[str, ...]
-    """Differences that lie in no node: outputs of the graph, or which of several equal parts is read."""
+    """Differences outside nodes: graph outputs, or which of several equal values is consumed."""
     tags: TagChanges
     weights: WeightChanges
 
     @property
     def verdict(self) -> str:
-        """The answer in a few words."""
+        """The result in a few words."""
         if not self.same_topology:
             return "different topology"
-        tags = self.tags
-        if not (tags.added or tags.removed or tags.changed):
+        kinds = [kind for kind in ("added", "removed", "changed") if getattr(self.tags, kind)]
+        if not kinds:
             return "identical topology, same tags"
-        told = [("added", tags.added), ("removed", tags.removed), ("changed", tags.changed)]
-        if sum(count > 0 for _, count in told) == 1:
-            return f"identical topology, tags {next(word for word, count in told if count)}"
-        return "identical topology, other tags"
+        return f"identical topology, {f'tags {kinds[0]}' if len(kinds) == 1 else 'other tags'}"
 
 
-class _File:
-    """A model with what a comparison needs of it."""
+class _ComparedFile:
+    """A model with what a comparison needs: digests of its initializers and attributes."""
 
     def __init__(self, path: Path) -> None:
         with open_mapped(path) as data:
             proto = parse_model(data, path)
-            self.weights = initializer_digests(data, proto, path)
+            self.initializers = initializer_digests(data, proto, path)
         self.model = TaggedModel(path, proto)
-        self.places = {name: place for place, name in enumerate(self.model.graph.inputs)}
+        self.graph = self.model.graph
+        self.input_index = {name: index for index, name in enumerate(self.graph.inputs)}
 
     @functools.cached_property
     def attributes(self) -> list[str | None]:
-        return attribute_digests(self.model.graph)
+        """The digest of each node's attributes, whichever way tensors are stored in them."""
+        return attribute_digests(self.graph)
+
+    @functools.cached_property
+    def stored_attributes(self) -> list[str | None]:
+        """The digest of each node's attributes as they are stored, which is faster to compute."""
+        return attribute_digests(self.graph, as_stored=True)
+
+    @functools.cached_property
+    def modules(self) -> list[str | None]:
+        """The module path of each node."""
+        tags = self.model.effective_tags
+        return [None if tag is None else tag.hierarchy_module for tag in tags]
 
     def summary(self) -> FileSide:
+        """Summarize the file for the result."""
         proto, tags = self.model.proto, self.model.effective_tags
         return FileSide(
             file=self.model.path.name,
@@ -131,20 +151,32 @@ class _File:
             ir_version=proto.ir_version,
             inputs=tensor_infos(proto.graph.input),
             outputs=tensor_infos(proto.graph.output),
-            initializers=len(self.weights),
+            initializers=len(self.initializers),
         )
 
 
 def compare(a: StrPath, b: StrPath) -> Comparison:
-    """Compare two ONNX files, tagged or not, and say what differs, module by module.
+    """Compare two ONNX files, tagged or not, and report the differences by module.
 
-    Names of tensors and the order of nodes do not matter; an attribute, an edge or a weight does. Reads the weights.
+    Names of values and the order of nodes do not matter; an attribute, an edge or the content of
+    an initializer does, so the data files are read.
+
+    Args:
+        a: The path of the first file.
+        b: The path of the second file.
+
+    Returns:
+        Whether the topology is the same, and every difference.
+
+    Raises:
+        FileError: If a file or its data file is missing or cannot be read.
+        FormatError: If a file is not a valid model.
     """
     with pause_collector():
-        first, second = _File(as_path(a)), _File(as_path(b))
-        same, pairs = _paired(first, second)
+        first, second = _ComparedFile(as_path(a)), _ComparedFile(as_path(b))
+        same, matches = _match_files(first, second)
         left, right = first.summary(), second.summary()
-        modules = () if same else _module_changes(first, second, pairs)
+        modules = () if same else _module_changes(first, second, matches)
         return Comparison(
             same_topology=same,
             a=left,
@@ -153,174 +185,172 @@ def compare(a: StrPath, b: StrPath) -> Comparison:
             same_inputs=left.inputs == right.inputs,
             same_outputs=left.outputs == right.outputs,
             modules=modules,
-            elsewhere=() if same else _elsewhere(first, second, pairs, bool(modules)),
-            tags=_tag_changes(first.model, second.model, pairs),
-            weights=_weight_changes(first.weights, second.weights),
+            elsewhere=() if same else _other_changes(first, second, matches, bool(modules)),
+            tags=_tag_changes(first.model, second.model, matches),
+            weights=_initializer_changes(first.initializers, second.initializers),
         )
 
 
-def _paired(a: _File, b: _File) -> tuple[bool, dict[int, int]]:
-    """Whether the topology is the same, and the nodes of `a` with their partners in `b`."""
-    if _same_as_it_stands(a, b):
-        return True, {index: index for index in range(len(a.model.graph.nodes))}
-    for as_stored in (
-        True,
-        False,
-    ):  # the other way of storing a tensor's values is rare, and slower to see through
-        digests = [attribute_digests(file.model.graph, as_stored) for file in (a, b)]
+def _match_files(a: _ComparedFile, b: _ComparedFile) -> tuple[bool, dict[int, int]]:
+    """Return whether the topology is the same, and the node of `b` for each node of `a`."""
+    if _is_literally_equal(a, b):
+        return True, {index: index for index in range(len(a.graph.nodes))}
+    labels: list[list[str]] = []
+    # Few files store a tensor's values in another way, and seeing through that takes longer.
+    for as_stored in (True, False):
         labels = [
-            node_labels(file.model.graph, told) for file, told in zip((a, b), digests, strict=True)
+            node_labels(file.graph, file.stored_attributes if as_stored else file.attributes)
+            for file in (a, b)
         ]
-        forms = [
-            canonical_form(file.model.graph, file.model.proto, file.weights, told)
-            for file, told in zip((a, b), labels, strict=True)
-        ]
-        if forms[0].digest == forms[1].digest:
-            return True, dict(zip(forms[0].order, forms[1].order, strict=True))
-    sides = [
-        Side(file.model.graph, told, file.weights, _modules(file.model))
-        for file, told in zip((a, b), labels, strict=True)
-    ]
-    return False, match(*sides)
+        left, right = (
+            canonical_form(file.graph, file.model.proto, file.initializers, file_labels)
+            for file, file_labels in zip((a, b), labels, strict=True)
+        )
+        if left.digest == right.digest:
+            return True, dict(zip(left.order, right.order, strict=True))
+    return False, match_nodes(
+        LabeledGraph(a.graph, labels[0], a.initializers, a.modules),
+        LabeledGraph(b.graph, labels[1], b.initializers, b.modules),
+    )
 
 
-def _same_as_it_stands(a: _File, b: _File) -> bool:
-    """Whether nodes, names and order are all the same, which most comparisons with a baseline find at once."""
-    left, right = a.model.graph, b.model.graph
+def _is_literally_equal(a: _ComparedFile, b: _ComparedFile) -> bool:
+    """Return whether nodes, names and order are equal, as for a file and its baseline."""
+    left, right = a.graph, b.graph
     return (
         left.nodes == right.nodes
-        and a.weights == b.weights
+        and a.initializers == b.initializers
         and left.bodies == right.bodies
         and left.functions == right.functions
         and list(a.model.proto.graph.input) == list(b.model.proto.graph.input)
         and left.outputs == right.outputs
-        and attribute_digests(left, as_stored=True) == attribute_digests(right, as_stored=True)
+        and a.stored_attributes == b.stored_attributes
     )
 
 
-def _modules(model: TaggedModel) -> list[str | None]:
-    return [None if tag is None else tag.hierarchy_module for tag in model.effective_tags]
-
-
-def _module_changes(a: _File, b: _File, pairs: dict[int, int]) -> tuple[ModuleChange, ...]:
-    """Every node without a partner, and every pair that is not the same, under its module."""
-    left, right = _modules(a.model), _modules(b.model)
-    back = {second: first for first, second in pairs.items()}
-    added: dict[str | None, list[str]] = {}
-    removed: dict[str | None, list[str]] = {}
-    changed: dict[str | None, list[NodeChange]] = {}
-    for index, node in enumerate(a.model.graph.nodes):
-        if index not in pairs:
-            removed.setdefault(left[index], []).append(node.key)
-    for index, node in enumerate(b.model.graph.nodes):
+def _module_changes(
+    a: _ComparedFile, b: _ComparedFile, matches: dict[int, int]
+) -> tuple[ModuleChange, ...]:
+    """Group all nodes without a match, and all matches that differ, by module."""
+    back = {second: first for first, second in matches.items()}
+    added: defaultdict[str | None, list[str]] = defaultdict(list)
+    removed: defaultdict[str | None, list[str]] = defaultdict(list)
+    changed: defaultdict[str | None, list[NodeChange]] = defaultdict(list)
+    for index, node in enumerate(a.graph.nodes):
+        if index not in matches:
+            removed[a.modules[index]].append(node.key)
+    for index, node in enumerate(b.graph.nodes):
+        module = b.modules[index]
         if index not in back:
-            added.setdefault(right[index], []).append(node.key)
-            continue
-        what = _what_changed(a, b, back[index], index, pairs)
-        if what:
-            module = right[index] if right[index] is not None else left[back[index]]
-            change = NodeChange(a.model.graph.nodes[back[index]].key, node.key, node.op_type, what)
-            changed.setdefault(module, []).append(change)
+            added[module].append(node.key)
+        elif what := _node_changes(a, b, back[index], index, matches):
+            change = NodeChange(a.graph.nodes[back[index]].key, node.key, node.op_type, what)
+            changed[a.modules[back[index]] if module is None else module].append(change)
     tags = {path: record.tag for file in (a, b) for path, record in file.model.modules.items()}
-    modules = sorted(
-        {*added, *removed, *changed}, key=lambda module: (module is None, module or "")
-    )
+    modules = {*added, *removed, *changed}
     return tuple(
         ModuleChange(
             module,
             None if module is None else tags.get(module),
-            tuple(added.get(module, ())),
-            tuple(removed.get(module, ())),
-            tuple(changed.get(module, ())),
+            tuple(added[module]),
+            tuple(removed[module]),
+            tuple(changed[module]),
         )
-        for module in modules
+        for module in sorted(modules, key=lambda path: (path is None, path or ""))
     )
 
 
-def _elsewhere(a: _File, b: _File, pairs: dict[int, int], explained: bool) -> tuple[str, ...]:
-    left, right = a.model.graph.outputs, b.model.graph.outputs
-    moved = [
+def _other_changes(
+    a: _ComparedFile, b: _ComparedFile, matches: dict[int, int], is_explained: bool
+) -> tuple[str, ...]:
+    """Describe the differences that are in no node."""
+    left, right = a.graph.outputs, b.graph.outputs
+    changes = [
         f"output {new} is computed elsewhere"
         for old, new in zip(left, right, strict=False)
-        if _same_source(a, b, old, new, pairs) is not None
+        if _value_change(a, b, old, new, matches) is not None
     ]
     if len(left) != len(right):
-        moved.append(f"{plural(len(left), 'output')} became {len(right)}")
-    if not moved and not explained:
-        moved.append("equal constants, weights or nodes are shared in another way")
-    return tuple(moved)
+        changes.append(f"{plural(len(left), 'output')} became {len(right)}")
+    if not changes and not is_explained:
+        changes.append("equal constants, weights or nodes are shared in another way")
+    return tuple(changes)
 
 
-def _what_changed(
-    a: _File, b: _File, first: int, second: int, pairs: dict[int, int]
+def _node_changes(
+    a: _ComparedFile, b: _ComparedFile, first: int, second: int, matches: dict[int, int]
 ) -> tuple[str, ...]:
-    old, new = a.model.graph.nodes[first], b.model.graph.nodes[second]
-    what = []
+    """Name the differences between two nodes that match."""
+    old, new = a.graph.nodes[first], b.graph.nodes[second]
+    changes = []
     if (old.op_type, old.domain) != (new.op_type, new.domain):
-        what.append("operator")
+        changes.append("operator")
     if a.attributes[first] != b.attributes[second]:
-        what.append("attributes")
+        changes.append("attributes")
     if len(old.inputs) != len(new.inputs) or old.gaps != new.gaps:
-        what.append("inputs")
+        changes.append("inputs")
     else:
-        sources = [
-            _same_source(a, b, x, y, pairs) for x, y in zip(old.inputs, new.inputs, strict=True)
-        ]
-        what += [word for word in ("inputs", "weights") if word in sources]
-    return tuple(what)
+        inputs = zip(old.inputs, new.inputs, strict=True)
+        kinds = {_value_change(a, b, x, y, matches) for x, y in inputs}
+        changes += [kind for kind in ("inputs", "weights") if kind in kinds]
+    return tuple(changes)
 
 
-def _same_source(a: _File, b: _File, old: str, new: str, pairs: dict[int, int]) -> str | None:
-    """What differs between two tensors at the same place of a pair: nothing, where they come from, or their values."""
-    if old in a.weights and new in b.weights:
-        return None if a.weights[old] == b.weights[new] else "weights"
-    producer, other = a.model.graph.producer.get(old), b.model.graph.producer.get(new)
+def _value_change(
+    a: _ComparedFile, b: _ComparedFile, old: str, new: str, matches: dict[int, int]
+) -> str | None:
+    """Return `weights` for initializers that differ, `inputs` for values of different origin."""
+    if old in a.initializers and new in b.initializers:
+        return None if a.initializers[old] == b.initializers[new] else "weights"
+    producer, other = a.graph.producer.get(old), b.graph.producer.get(new)
     if producer is None or other is None:
-        places = a.places.get(old, old), b.places.get(new, new)
-        return None if producer is other and places[0] == places[1] else "inputs"
-    outputs = a.model.graph.nodes[producer].outputs, b.model.graph.nodes[other].outputs
-    same = pairs.get(producer) == other and outputs[0].index(old) == outputs[1].index(new)
+        same = producer is other and a.input_index.get(old, old) == b.input_index.get(new, new)
+    else:
+        outputs = a.graph.nodes[producer].outputs, b.graph.nodes[other].outputs
+        same = matches.get(producer) == other and outputs[0].index(old) == outputs[1].index(new)
     return None if same else "inputs"
 
 
-def _tag_changes(a: TaggedModel, b: TaggedModel, pairs: dict[int, int]) -> TagChanges:
+def _tag_changes(a: TaggedModel, b: TaggedModel, matches: dict[int, int]) -> TagChanges:
     added = removed = changed = 0
-    for first, second in pairs.items():
+    for first, second in matches.items():
         old, new = a.effective_tags[first], b.effective_tags[second]
         if old is None or new is None:
             added += new is not None
             removed += old is not None
-        elif (old.hierarchy_path, old.hierarchy_module) != (
-            new.hierarchy_path,
-            new.hierarchy_module,
-        ):
-            changed += 1
+        else:
+            changed += (old.hierarchy_path, old.hierarchy_module) != (
+                new.hierarchy_path,
+                new.hierarchy_module,
+            )
     left, right = (
-        Counter(tag.hierarchy_path for tag in m.effective_tags if tag is not None) for m in (a, b)
+        Counter(tag.hierarchy_path for tag in model.effective_tags if tag is not None)
+        for model in (a, b)
     )
     differing = sorted(tag for tag in {*left, *right} if left[tag] != right[tag])
     return TagChanges(added, removed, changed, {tag: (left[tag], right[tag]) for tag in differing})
 
 
-def _weight_changes(a: dict[str, str], b: dict[str, str]) -> WeightChanges:
+def _initializer_changes(a: dict[str, str], b: dict[str, str]) -> WeightChanges:
+    """Compare the digests of initializers by name, and by content where a name is in one file."""
     shared = [name for name in a if name in b]
     changed = [name for name in shared if a[name] != b[name]]
-    gone = [name for name in a if name not in b]
-    spare: dict[str, list[str]] = {}
-    for name in b:
+    only_in_b: defaultdict[str, list[str]] = defaultdict(list)
+    for name, digest in b.items():
         if name not in a:
-            spare.setdefault(b[name], []).append(name)
+            only_in_b[digest].append(name)
     renamed, removed = [], []
-    for name in gone:
-        heirs = spare.get(a[name])
-        if heirs:
-            renamed.append((name, heirs.pop(0)))
+    for name, digest in a.items():
+        if name in b:
+            continue
+        if only_in_b[digest]:
+            renamed.append((name, only_in_b[digest].pop(0)))
         else:
             removed.append(name)
     return WeightChanges(
         same=len(shared) - len(changed),
         renamed=tuple(renamed),
         changed=tuple(changed),
-        added=tuple(name for names in spare.values() for name in names),
+        added=tuple(name for names in only_in_b.values() for name in names),
         removed=tuple(removed),
     )

@@ -1,4 +1,4 @@
-"""The findings of a validation: every code with its severity and its fix."""
+"""The findings of a validation: the code of each kind of damage, and its fix."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import msgspec
 
 
 class Severity(enum.StrEnum):
+    """How bad a finding is."""
+
     ERROR = "error"
     WARNING = "warning"
 
 
 class Code(enum.StrEnum):
-    """One code for each kind of damage."""
+    """The kinds of damage."""
 
     ONNX_INVALID = "onnx-invalid"
     DOC_MALFORMED = "doc-malformed"
@@ -42,25 +44,26 @@ class Code(enum.StrEnum):
     MODULE_UNACCOUNTED = "module-unaccounted"
 
 
-_REPAIR = "validate --repair writes it anew from what is recorded"
-_EXPORT = "export the model again, or go back to the file as it was exported"
+_REPAIR = "validate --repair restores it from the other records"
+_REBUILD = "validate --repair rebuilds it from the file"
+_EXPORT = "export the model again, or restore the exported file"
 _FIXES = {
     Code.ONNX_INVALID: _EXPORT,
     Code.DOC_MALFORMED: _REPAIR,
     Code.DOC_MISSING: _REPAIR,
     Code.TAG_FORMAT: _REPAIR,
-    Code.COUNT_WRONG: "validate --repair counts again",
+    Code.COUNT_WRONG: "validate --repair corrects it",
     Code.METADATA_MISSING: _REPAIR,
     Code.METADATA_UNREADABLE: _REPAIR,
     Code.METADATA_DISAGREES: _REPAIR,
-    Code.SIDECAR_MISSING: "validate --repair rebuilds it from the file",
-    Code.SIDECAR_UNREADABLE: "validate --repair rebuilds it from the file",
-    Code.SIDECAR_FOREIGN: "put the right sidecar beside the model; validate --repair rebuilds it from the file",
-    Code.SIDECAR_WRONG: "validate --repair rebuilds it from the file",
+    Code.SIDECAR_MISSING: _REBUILD,
+    Code.SIDECAR_UNREADABLE: _REBUILD,
+    Code.SIDECAR_FOREIGN: f"put the right sidecar beside the model; {_REBUILD}",
+    Code.SIDECAR_WRONG: _REBUILD,
     Code.TAG_UNKNOWN: _REPAIR,
     Code.TAG_WRONG: _REPAIR,
-    Code.CONSUMERS_WRONG: "validate --repair finds the consumers again",
-    Code.TENSOR_WRONG: "validate --repair rebuilds it from the file",
+    Code.CONSUMERS_WRONG: "validate --repair recomputes it from the graph",
+    Code.TENSOR_WRONG: _REBUILD,
     Code.NODE_ADDED: _EXPORT,
     Code.NODE_REMOVED: _EXPORT,
     Code.OPERATOR_CHANGED: _EXPORT,
@@ -74,19 +77,27 @@ _FIXES = {
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is not as it should be: `place` is a node (its first output), a module path or a file."""
+    """One defect; `place` is a node (by its first output), a value, a module path or a file."""
 
     code: str
-    """What kind of damage, as `doc-missing` or `edge-moved`."""
+    """The kind of damage, such as `doc-missing` or `edge-moved`."""
     severity: str
-    """Errors make the answer no; warnings do not."""
+    """`error` makes the file invalid; `warning` does not."""
     place: str
     message: str
     fix: str
     """What to do about it."""
 
 
-def make_finding(
-    code: Code, place: str, message: str, severity: Severity = Severity.ERROR
-) -> Finding:
-    return Finding(str(code), str(severity), place, message, _FIXES[code])
+def make_finding(code: Code, place: str, message: str) -> Finding:
+    """Create an error with the fix for its kind of damage.
+
+    Args:
+        code: The kind of damage.
+        place: The node, value, module path or file that is damaged.
+        message: What is wrong there.
+
+    Returns:
+        The finding.
+    """
+    return Finding(str(code), str(Severity.ERROR), place, message, _FIXES[code])

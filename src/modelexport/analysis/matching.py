@@ -1,155 +1,161 @@
-"""Finds for each node of one graph the same node in another, where the two graphs differ somewhere.
+"""Match the nodes of two graphs that differ somewhere.
 
-Nodes are paired by what they are computed from and what is made of them, then by either, so that a change
-in the middle leaves everything before and behind it paired; the rest goes by the names of tensors, by what
-is read, and last by operator within a module.
+Nodes are matched by what they are computed from and what is computed from them, then by either
+alone, so that a change in the middle leaves everything before and after it matched. The rest is
+matched by the names of values, by inputs, and last by operator within a module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 from modelexport.graph.flat import Graph
 
 
-class Side:
-    """One of the two graphs, with what is known of its nodes."""
+class LabeledGraph(NamedTuple):
+    """A graph with what identifies its nodes and leaves.
 
-    def __init__(
-        self,
-        graph: Graph,
-        labels: Sequence[str],
-        weights: Mapping[str, str],
-        modules: Sequence[str | None],
-    ) -> None:
-        self.graph = graph
-        self.labels = labels
-        self.weights = weights
-        self.modules = modules
-        self.input_place = {name: place for place, name in enumerate(graph.inputs)}
+    `labels` are those of `node_labels`, `initializers` has the digest of the content of each
+    initializer, and `modules` the module path of each node, None for a node without a tag.
+    """
+
+    graph: Graph
+    labels: Sequence[str]
+    initializers: Mapping[str, str]
+    modules: Sequence[str | None]
+
+    @property
+    def leaves(self) -> dict[str, Hashable]:
+        """What identifies each initializer, by content, and each input, by position."""
+        leaves: dict[str, Hashable] = {
+            name: ("initializer", digest) for name, digest in self.initializers.items()
+        }
+        leaves.update((name, ("input", i)) for i, name in enumerate(self.graph.inputs))
+        return leaves
 
 
-def match(a: Side, b: Side) -> dict[int, int]:
-    """For nodes of `a` the same node of `b`; nodes without a partner are not in it."""
+def match_nodes(a: LabeledGraph, b: LabeledGraph) -> dict[int, int]:
+    """Find for each node of one graph the corresponding node of another.
+
+    Args:
+        a: The first graph.
+        b: The second graph.
+
+    Returns:
+        The index in `b` for each node of `a` that has a match, by its index.
+    """
     numbers: dict[Hashable, int] = {}
-    pairs = _Pairs(a, b)
-    before = [_computed_from(side, numbers) for side in (a, b)]
-    behind = [_made_of_it(side, numbers) for side in (a, b)]
-    pairs.add(*(list(zip(*both, strict=True)) for both in zip(before, behind, strict=True)))
-    pairs.add(*before)
-    pairs.add(*behind)
-    pairs.add(*([(node.key, node.op_type) for node in side.graph.nodes] for side in (a, b)))
-    pairs.add(_reads(a, pairs.found), _reads(b, None))
+    matcher = _Matcher(a.graph, b.graph)
+    upstream = [_upstream_numbers(graph, numbers) for graph in (a, b)]
+    downstream = [_downstream_numbers(graph, numbers) for graph in (a, b)]
+    both = [list(zip(*pair, strict=True)) for pair in zip(upstream, downstream, strict=True)]
+    matcher.add(*both)
+    matcher.add(*upstream)
+    matcher.add(*downstream)
+    matcher.add(*([(node.key, node.op_type) for node in side.graph.nodes] for side in (a, b)))
+    matcher.add(_input_keys(a, matcher.matches), _input_keys(b, None))
     if any(a.modules) and any(b.modules):
-        pairs.add(*(_by_module(side) for side in (a, b)))
-    return pairs.found
+        matcher.add(_module_keys(a), _module_keys(b))
+    return matcher.matches
 
 
-class _Pairs:
-    def __init__(self, a: Side, b: Side) -> None:
-        self.found: dict[int, int] = {}
+class _Matcher:
+    """The matches so far; `add` extends them by one kind of key at a time."""
+
+    def __init__(self, a: Graph, b: Graph) -> None:
+        self.matches: dict[int, int] = {}
         self._a, self._b = a, b
-        self._taken: set[int] = set()
+        self._matched_in_b: set[int] = set()
 
     def add(self, keys_a: Sequence[Hashable], keys_b: Sequence[Hashable]) -> None:
-        """Pair what is not paired yet and has the same key; of several, those of the same name first."""
-        left = _grouped(keys_a, self.found)
-        right = _grouped(keys_b, self._taken)
-        for key, firsts in left.items():
-            seconds = right.get(key, [])
-            if key is None or not seconds:
+        """Match unmatched nodes with equal keys; among several, those of the same name first."""
+        groups_b = _group_by_key(keys_b, self._matched_in_b)
+        for key, left in _group_by_key(keys_a, self.matches).items():
+            right = groups_b.get(key, [])
+            if key is None or not right:
                 continue
-            if len(firsts) > 1 or len(seconds) > 1:
-                named = {self._b.graph.nodes[index].key: index for index in seconds}
-                for first in firsts:
-                    self._pair(first, named.get(self._a.graph.nodes[first].key))
-                firsts = [index for index in firsts if index not in self.found]
-                seconds = [index for index in seconds if index not in self._taken]
-            for first, second in zip(firsts, seconds, strict=False):
-                self._pair(first, second)
+            if len(left) > 1 or len(right) > 1:
+                by_name = {self._b.nodes[index].key: index for index in right}
+                for index in left:
+                    other = by_name.get(self._a.nodes[index].key)
+                    if other is not None:
+                        self._match(index, other)
+                left = [index for index in left if index not in self.matches]
+                right = [index for index in right if index not in self._matched_in_b]
+            for index, other in zip(left, right, strict=False):
+                self._match(index, other)
 
-    def _pair(self, first: int, second: int | None) -> None:
-        if second is not None:
-            self.found[first] = second
-            self._taken.add(second)
+    def _match(self, index: int, other: int) -> None:
+        self.matches[index] = other
+        self._matched_in_b.add(other)
 
 
-def _grouped(
-    keys: Sequence[Hashable], taken: Mapping[int, int] | set[int]
-) -> dict[Hashable, list[int]]:
+def _group_by_key(keys: Sequence[Hashable], matched: Container[int]) -> dict[Hashable, list[int]]:
     groups: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
-        if index not in taken:
+        if index not in matched:
             groups.setdefault(key, []).append(index)
     return groups
 
 
-def _computed_from(side: Side, numbers: dict[Hashable, int]) -> list[Hashable]:
-    """A number for each node that says what it does and what everything before it does."""
+def _upstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> list[Hashable]:
+    """Number nodes so that equal numbers mean the same operations on everything before."""
     graph = side.graph
-    inside: dict[int, list[str]] = {}
+    enclosed: dict[int, list[str]] = {}
     for index, node in enumerate(graph.nodes):
         if node.enclosing >= 0:
-            inside.setdefault(node.enclosing, []).append(side.labels[index])
-    known: dict[str, Hashable] = {name: ("weight", digest) for name, digest in side.weights.items()}
-    known |= {name: ("input", place) for name, place in side.input_place.items()}
-    found: list[Hashable] = []
+            enclosed.setdefault(node.enclosing, []).append(side.labels[index])
+    known = side.leaves
+    result: list[Hashable] = []
     for index, node in enumerate(graph.nodes):
         sources = tuple([known.get(name) for name in node.inputs])
-        holds = tuple(sorted(inside[index])) if index in inside else ()
-        number = numbers.setdefault((side.labels[index], sources, holds), len(numbers))
-        found.append(number)
-        for place, name in enumerate(node.outputs):
-            known[name] = (number, place)
-    return found
+        inner = tuple(sorted(enclosed.get(index, ())))
+        number = numbers.setdefault((side.labels[index], sources, inner), len(numbers))
+        result.append(number)
+        known.update((name, (number, i)) for i, name in enumerate(node.outputs))
+    return result
 
 
-def _made_of_it(side: Side, numbers: dict[Hashable, int]) -> list[Hashable]:
-    """A number for each node that says what it does and what everything behind it does."""
+def _downstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> list[Hashable]:
+    """Number nodes so that equal numbers mean the same operations on everything after."""
     graph = side.graph
     ends: dict[str, list[Hashable]] = {}
-    for place, name in enumerate(graph.outputs):
-        ends.setdefault(name, []).append((0, "output", place))
-    for bodies in graph.bodies.values():
-        for body in bodies:
-            for place, name in enumerate(body.outputs):
-                ends.setdefault(name, []).append((1, body.label, place))
-    found: list[int] = [-1] * len(graph.nodes)
+    for i, name in enumerate(graph.outputs):
+        ends.setdefault(name, []).append((0, "output", i))
+    for subgraph in (subgraph for nested in graph.bodies.values() for subgraph in nested):
+        for i, name in enumerate(subgraph.outputs):
+            ends.setdefault(name, []).append((1, subgraph.label, i))
+    result: list[Hashable] = [-1] * len(graph.nodes)
     for index in reversed(range(len(graph.nodes))):
         uses: list[Hashable] = []
         for output, name in enumerate(graph.nodes[index].outputs):
             uses += [(output, end) for end in ends.get(name, ())]
-            for reader in graph.consumers.get(name, ()):
-                places = tuple(
-                    p for p, read in enumerate(graph.nodes[reader].inputs) if read == name
-                )
-                uses.append((output, found[reader], places))
-        key = (
-            "behind",
-            side.labels[index],
-            tuple(sorted(uses, key=repr)) if len(uses) > 1 else tuple(uses),
-        )
-        found[index] = numbers.setdefault(key, len(numbers))
-    return list(found)
+            for consumer in graph.consumers.get(name, ()):
+                inputs = graph.nodes[consumer].inputs
+                at = tuple(i for i, read in enumerate(inputs) if read == name)
+                uses.append((output, result[consumer], at))
+        # Nothing orders the consumers of a value across two files, so they are sorted.
+        key = ("downstream", side.labels[index], tuple(sorted(uses, key=repr)))
+        result[index] = numbers.setdefault(key, len(numbers))
+    return result
 
 
-def _reads(side: Side, partner: Mapping[int, int] | None) -> list[Hashable]:
-    """What each node reads, in terms of the other graph where a partner is known."""
-    graph = side.graph
+def _input_keys(side: LabeledGraph, matches: Mapping[int, int] | None) -> list[Hashable]:
+    """Return the sources of each node's inputs, in terms of the other graph given `matches`."""
+    graph, leaves = side.graph, side.leaves
 
     def source(name: str) -> Hashable:
         index = graph.producer.get(name)
         if index is None:
-            return side.weights.get(name, side.input_place.get(name))
-        return (
-            index if partner is None else partner.get(index),
-            graph.nodes[index].outputs.index(name),
-        )
+            return leaves.get(name)
+        other = index if matches is None else matches.get(index)
+        return other, graph.nodes[index].outputs.index(name)
 
     return [tuple([source(name) for name in node.inputs]) or None for node in graph.nodes]
 
 
-def _by_module(side: Side) -> list[Hashable]:
+def _module_keys(side: LabeledGraph) -> list[Hashable]:
     return [
         None if module is None else (module, node.op_type)
         for node, module in zip(side.graph.nodes, side.modules, strict=True)

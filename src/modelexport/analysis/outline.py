@@ -1,4 +1,4 @@
-"""The module tree as lines of text: shown modules in the order of execution, equal siblings in one line."""
+"""Draw the module tree as text: shown modules in execution order, equal siblings in one line."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ import msgspec
 
 
 class TreeModule(Protocol):
-    """What the tree needs to know of a module."""
+    """The properties of a module that the tree shows."""
 
     @property
-    def tag(self) -> str | None: ...
+    def tag(self) -> str | None:
+        """The tag, or None for a hidden module."""
+
     @property
-    def class_(self) -> str: ...
+    def class_(self) -> str:
+        """The qualified name of the class."""
+
     @property
-    def status(self) -> str: ...
+    def status(self) -> str:
+        """Whether it has nodes, was absorbed or is unused."""
+
     @property
-    def nodes(self) -> int: ...
+    def nodes(self) -> int:
+        """The number of nodes of the module and of all below it."""
+
     @property
-    def execution_order(self) -> int | None: ...
+    def execution_order(self) -> int | None:
+        """When it first ran, or None if it did not."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -32,18 +41,46 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def outline(modules: Mapping[str, TreeModule]) -> list[Line]:
-    """The lines of the whole tree."""
+    """Draw the tree of the shown modules.
+
+    Args:
+        modules: The modules by path, all of a model or a selection.
+
+    Returns:
+        The lines from the top down; a selection may have several roots.
+    """
     return _Outline(modules).lines()
 
 
 def shortened(lines: list[Line], most: int) -> list[Line]:
-    """Only as many levels of a tree as give no more lines than that."""
+    """Drop the lowest levels of a tree until it fits.
+
+    Args:
+        lines: The lines of the tree.
+        most: The number of lines to keep at most.
+
+    Returns:
+        The lines that are left.
+    """
     if len(lines) <= most:
         return lines
     depth = max(line.depth for line in lines)
     while depth > 1 and sum(line.depth <= depth for line in lines) > most:
         depth -= 1
     return [line for line in lines if line.depth <= depth][:most]
+
+
+def execution_order(path: str, record: TreeModule) -> tuple[bool, int, str]:
+    """Compute a sort key that puts modules in the order of their first call.
+
+    Args:
+        path: The module path.
+        record: The module.
+
+    Returns:
+        The key; modules that did not run come last.
+    """
+    return record.execution_order is None, record.execution_order or 0, path
 
 
 class _Outline:
@@ -53,40 +90,41 @@ class _Outline:
         self.signature = self._signatures()
 
     def _signatures(self) -> dict[str, int]:
-        """A number for each shown module, the same for those that look the same with all below them."""
+        """Number the shown modules so that those with equal subtrees have equal numbers."""
         numbers: dict[Hashable, int] = {}
-        found: dict[str, int] = {}
+        signatures: dict[str, int] = {}
+        # Deepest tags first, so that all children have a number before their parent.
         for path in sorted(self.children, key=lambda p: -(self.modules[p].tag or "").count("/")):
             record = self.modules[path]
-            below = tuple(found[child] for child in self.children[path])
+            below = tuple(signatures[child] for child in self.children[path])
             key = (record.class_, record.status, record.nodes, below)
-            found[path] = numbers.setdefault(key, len(numbers))
-        return found
+            signatures[path] = numbers.setdefault(key, len(numbers))
+        return signatures
 
     def lines(self) -> list[Line]:
-        """A part of a tree may have several tops; each goes by its module path, the root by its class."""
+        """Draw all roots; the model's own goes by its class, others by their module path."""
         inner = {child for children in self.children.values() for child in children}
         lines: list[Line] = []
-        for top in (path for path in self.children if path not in inner):
-            lines.append(Line(top or self._label([top]), 0, (top,)))
-            self._add(top, "", 1, lines)
+        for root in self.children:
+            if root not in inner:
+                lines.append(Line(root or self._label([root]), 0, (root,)))
+                self._add_children(root, "", 1, lines)
         return lines
 
-    def _add(self, path: str, lead: str, depth: int, lines: list[Line]) -> None:
-        runs = self._runs(self.children[path])
-        for place, run in enumerate(runs):
-            last = place == len(runs) - 1
-            branch, below = ("└── ", "    ") if last else ("├── ", "│   ")
-            lines.append(Line(lead + branch + self._label(run), depth, tuple(run)))
-            self._add(run[0], lead + below, depth + 1, lines)
+    def _add_children(self, path: str, indent: str, depth: int, lines: list[Line]) -> None:
+        runs = self._equal_runs(self.children[path])
+        for number, run in enumerate(runs, start=1):
+            branch, below = ("└── ", "    ") if number == len(runs) else ("├── ", "│   ")
+            lines.append(Line(indent + branch + self._label(run), depth, tuple(run)))
+            self._add_children(run[0], indent + below, depth + 1, lines)
 
-    def _runs(self, paths: list[str]) -> list[list[str]]:
-        """Numbered siblings in a row that look the same, together."""
+    def _equal_runs(self, paths: list[str]) -> list[list[str]]:
+        """Group consecutive numbered siblings with equal subtrees."""
         runs: list[list[str]] = []
         previous: int | None = None
         for path in paths:
-            numbered = path.rpartition(".")[2].isdecimal()
-            signature = self.signature[path] if numbered else None
+            is_numbered = path.rpartition(".")[2].isdecimal()
+            signature = self.signature[path] if is_numbered else None
             if signature is not None and signature == previous:
                 runs[-1].append(path)
             else:
@@ -102,7 +140,7 @@ class _Outline:
 
 
 def _shown_children(modules: Mapping[str, TreeModule]) -> dict[str, list[str]]:
-    """The shown modules directly below each shown one, in the order of execution."""
+    """Return the shown modules directly below each shown one, in execution order."""
     by_tag = {record.tag: path for path, record in modules.items() if record.tag is not None}
     ordered = sorted(by_tag.values(), key=lambda path: execution_order(path, modules[path]))
     children: dict[str, list[str]] = {path: [] for path in ordered}
@@ -112,8 +150,3 @@ def _shown_children(modules: Mapping[str, TreeModule]) -> dict[str, list[str]]:
         if parent is not None and slash:
             children[parent].append(path)
     return children
-
-
-def execution_order(path: str, record: TreeModule) -> tuple[bool, int, str]:
-    """Sorts modules as they ran first; those that did not run come last."""
-    return record.execution_order is None, record.execution_order or 0, path

@@ -1,15 +1,16 @@
-"""Mends a tagged file from what is recorded: its nodes, its metadata and its sidecar from one another."""
+"""Repair a tagged file: restore its nodes, its metadata and its sidecar from one another."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from modelexport.analysis.consistency import Story, Topology
+from modelexport.analysis.consistency import TopologyCheck
+from modelexport.analysis.recorded_map import RecordedMap
 from modelexport.errors import FileError, FormatError
 from modelexport.modules.record import NodeTag
 from modelexport.onnx_file import wire
@@ -30,7 +31,10 @@ from modelexport.tagged.tables import complete_sidecar, embedded_map, tags_of_no
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """What was mended: the nodes whose doc_string was written anew, the metadata, the sidecar; and the backups."""
+    """What was repaired: the nodes with a new doc_string, the metadata and the sidecar.
+
+    `backups` are the names under which the earlier files are kept.
+    """
 
     nodes: tuple[str, ...]
     metadata: bool
@@ -39,48 +43,60 @@ class Repair(msgspec.Struct, frozen=True):
 
 
 def repair_file(path: Path) -> Repair:
-    """Mend what can be mended without guessing; the files as they were stay beside them as backups."""
+    """Repair what can be repaired without guessing, and keep backups of the earlier files.
+
+    Args:
+        path: The ONNX file.
+
+    Returns:
+        What was repaired.
+
+    Raises:
+        FileError: If a file cannot be read or written.
+        FormatError: If the file is not a valid model.
+    """
     with open_mapped(path) as data:
-        story = Story(TaggedModel(path, parse_model(data, path)))
-        if story.is_as_exported:
+        recorded = RecordedMap(TaggedModel(path, parse_model(data, path)))
+        if recorded.is_as_exported:
             return Repair((), False, False, ())
         if sidecar_path(path).is_dir():
             raise FileError(
-                f"{sidecar_path(path)} is a folder", hint="move it away; the sidecar has its name"
+                f"{sidecar_path(path)} is a folder",
+                hint="move it away: the sidecar needs this name",
             )
-        plan = _Plan(story)
-        new: dict[Path, list[wire.Buffer]] = {}
+        plan = _Plan(recorded)
+        contents: dict[Path, list[wire.Buffer]] = {}
         if plan.sidecar is not None:
-            new[sidecar_path(path)] = [encode_sidecar(plan.sidecar)]
+            contents[sidecar_path(path)] = [encode_sidecar(plan.sidecar)]
         if plan.nodes or plan.metadata is not None:
-            new[path] = plan.pieces(data)
-        backups = _replace(path.parent, new) if new else ()
+            contents[path] = plan.rewrite(data)
+        backups = _replace_files(path.parent, contents) if contents else ()
     return Repair(plan.nodes, plan.metadata is not None, plan.sidecar is not None, backups)
 
 
-def _replace(folder: Path, new: dict[Path, list[wire.Buffer]]) -> tuple[str, ...]:
-    """Write files over those that are there, and give the names under which the old ones are kept."""
+def _replace_files(folder: Path, contents: dict[Path, list[wire.Buffer]]) -> tuple[str, ...]:
+    """Replace files all at once, and return the names of the backups."""
     backups: list[str] = []
     with transaction(folder) as stage:
-        for path in new:
+        for path in contents:
             if path.exists():
-                backups.append(_free_name(path))
-                stage.place(_kept(path, stage.work / backups[-1]), backups[-1])
-        for path, pieces in new.items():
-            stage.place(stage.write(path.name, pieces), path.name)
+                backups.append(_backup_name(path))
+                stage.place(_link_or_copy(path, stage.work / backups[-1]), backups[-1])
+        for path, content in contents.items():
+            stage.place(stage.write(path.name, content), path.name)
         stage.commit()
     return tuple(backups)
 
 
-def _free_name(path: Path) -> str:
+def _backup_name(path: Path) -> str:
     number = 0
     while (backup := path.with_name(f"{path.name}.bak{number or ''}")).exists():
         number += 1
     return backup.name
 
 
-def _kept(path: Path, copy: Path) -> Path:
-    """A copy of a file that costs no space where the file system has links."""
+def _link_or_copy(path: Path, copy: Path) -> Path:
+    """Link a file, which takes no space, or copy it where the file system has no links."""
     try:
         os.link(path, copy)
     except OSError:
@@ -89,83 +105,94 @@ def _kept(path: Path, copy: Path) -> Path:
 
 
 class _Plan:
-    """What to write: `nodes` are those whose doc_string changes; None stands for what stays as it is."""
+    """What to write; None for metadata and sidecar means to leave them as they are.
 
-    def __init__(self, story: Story) -> None:
-        self.story = story
-        self.model = story.model
+    `nodes` are those with a new doc_string.
+    """
+
+    def __init__(self, recorded: RecordedMap) -> None:
+        self.recorded = recorded
+        self.model = recorded.model
         self.has_map = self.model.is_tagged or self.model.has_metadata
-        self.tags = (
-            self._mended_tags() if self.has_map and story.source is not None else self.model.tags
-        )
+        self.tags: Sequence[NodeTag | None] = self.model.tags
+        self.is_proven = self._is_proven()
+        if self.has_map and recorded.records is not None and self.is_proven:
+            self.tags = self._restore_tags()
         self.nodes = tuple(
             node.key
             for (node, old), new in zip(self.model.items(), self.tags, strict=True)
             if new is not None and new != old
         )
-        self.metadata = self._mended_metadata()
-        self.sidecar = self._mended_sidecar()
+        self.metadata = self._restore_metadata()
+        self.sidecar = self._restore_sidecar()
 
-    def _mended_tags(self) -> list[NodeTag | None]:
-        """The believed tags with their consumers found again, where the nodes around are known too."""
-        story, graph = self.story, self.model.graph
-        moved = Topology(story).moved
-        carried = story.carried_tags()
+    def _is_proven(self) -> bool:
+        """Return whether the trusted tags are the nodes' own, or the sidecar's and add up."""
+        recorded = self.recorded
+        if recorded.tags is self.model.tags or recorded.sidecar_intact:
+            return True
+        return recorded.fits_modules(recorded.tags)
+
+    def _restore_tags(self) -> list[NodeTag | None]:
+        """Return the trusted tags, with consumers recomputed where those are certain too."""
+        recorded, graph = self.recorded, self.model.graph
+        changed_values = TopologyCheck(recorded).changed_values
+        carried = recorded.carried_tags()
         certain = [
             tag is not None and carried.get(tag.hierarchy_module) == tag.hierarchy_path
-            for tag in story.tags
+            for tag in recorded.tags
         ]
         tags: list[NodeTag | None] = []
         for index, (node, old) in enumerate(self.model.items()):
-            tag = story.tags[index]
+            tag = recorded.tags[index]
             if tag is None or not certain[index]:
                 tags.append(old)
                 continue
-            if moved.isdisjoint(node.outputs) and all(
-                certain[reader] for reader in graph.readers(index)
+            if changed_values.isdisjoint(node.outputs) and all(
+                certain[consumer] for consumer in graph.readers(index)
             ):
-                told = tags_of_node(node, tag.hierarchy_path, story.consumers)
-                tag = msgspec.structs.replace(tag, hierarchy_tags=told, hierarchy_count=len(told))
+                every = tags_of_node(node, tag.hierarchy_path, recorded.consumers)
+                tag = msgspec.structs.replace(tag, hierarchy_tags=every, hierarchy_count=len(every))
+            # The sidecar does not record the doc_string that was there before the export.
             doc = None if old is None else old.doc
             tags.append(tag if tag.doc == doc else msgspec.structs.replace(tag, doc=doc))
         return tags
 
-    def _mended_metadata(self) -> EmbeddedMap | None:
-        """The metadata anew from the sidecar: proven by the digest that is left of it, or by the counts."""
-        story = self.story
-        if not self.has_map or story.sidecar is None or story.embedded is not None:
+    def _restore_metadata(self) -> EmbeddedMap | None:
+        """Restore the metadata from the sidecar, if its digest or the node counts prove it."""
+        recorded = self.recorded
+        if not self.has_map or recorded.sidecar is None or recorded.embedded is not None:
             return None
-        new = embedded_map(story.sidecar, story.tags_digest(self.tags))
-        if story.changed_metadata is not None:
-            return new if new.digest == story.changed_metadata.digest else None
-        return new if story.counts_fit(self.tags, story.sidecar.modules) else None
+        new = embedded_map(recorded.sidecar, recorded.compute_tags_digest(self.tags))
+        if recorded.changed_metadata is not None:
+            return new if new.digest == recorded.changed_metadata.digest else None
+        return new if self.is_proven else None
 
-    def _mended_sidecar(self) -> Sidecar | None:
-        """The sidecar anew from the file, if it is the one that was exported."""
-        embedded = self.metadata or self.story.embedded
-        if embedded is None or self.story.sidecar_intact:
+    def _restore_sidecar(self) -> Sidecar | None:
+        """Rebuild the sidecar from the file, if the result is the one that was exported."""
+        embedded = self.metadata or self.recorded.embedded
+        if embedded is None or self.recorded.sidecar_intact:
             return None
         new = complete_sidecar(
             self.model.graph, self.tags, embedded.model, embedded.export, embedded.modules
         )
-        proven = text_digest(encode_sidecar(new)) == embedded.sidecar_digest
-        return new if proven and new != self.story.sidecar else None
+        is_proven = text_digest(encode_sidecar(new)) == embedded.sidecar_digest
+        return new if is_proven and new != self.recorded.sidecar else None
 
-    def pieces(self, data: wire.Buffer) -> list[wire.Buffer]:
-        """The file with what is mended in it; all other bytes are those that were there."""
-        mended: Iterator[tuple[NodeTag | None, NodeTag | None]]
-        mended = zip(self.model.tags, self.tags, strict=True)
+    def rewrite(self, data: wire.Buffer) -> list[wire.Buffer]:
+        """Return the file with the repaired parts; all other bytes stay as they are."""
+        pairs = zip(self.model.tags, self.tags, strict=True)
 
-        def doc_edit(text: bytes | None) -> bytes | None:
-            pair = next(mended, None)
+        def edit_doc(text: bytes | None) -> bytes | None:
+            pair = next(pairs, None)
             if pair is None:
                 raise FormatError(
-                    "the file has nodes where ONNX reads none", hint="export the model again"
+                    "the file has more nodes than onnx parses", hint="export the model again"
                 )
             old, new = pair
             return text if new is None or new == old else encode_tag(new)
 
         if self.metadata is None:
-            return wire.rewrite(data, doc_edit)
+            return wire.rewrite(data, edit_doc)
         entry = (METADATA_KEY, encode_embedded(self.metadata))
-        return wire.rewrite(data, doc_edit, add_metadata=entry, drop_metadata=METADATA_KEY)
+        return wire.rewrite(data, edit_doc, add_metadata=entry, drop_metadata=METADATA_KEY)

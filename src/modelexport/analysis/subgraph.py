@@ -1,4 +1,4 @@
-"""The part of a graph that one module makes up, and the values that cross its boundary."""
+"""The part of a graph that a module makes up: its nodes, boundary values and initializers."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from modelexport.tagged.records import Sidecar, read_sidecar
 
 
 class ModuleSubgraph(msgspec.Struct, frozen=True):
-    """One module's part of the graph; every entry is a tensor name, and a node goes by its first output.
+    """One module's part of the graph, as names of values; a node goes by its first output.
 
-    `operations` are the module's nodes with those of the modules below it, in the order of the file.
-    `external_inputs` are tensors made elsewhere that they read, without weights; `internal_tensors` are
-    made by them and read by no other; `boundary_operations` are those of the nodes whose results are read
-    outside or are outputs of the graph. Fields can be had by key as well: `subgraph["operations"]`.
+    Fields can be read by key as well: `subgraph["operations"]`.
     """
 
     operations: tuple[str, ...]
+    """The nodes of the module and of the modules below it, in file order."""
     external_inputs: tuple[str, ...]
+    """The values that they consume and do not produce, without initializers."""
     internal_tensors: tuple[str, ...]
+    """The values that they produce and only they consume."""
     boundary_operations: tuple[str, ...]
+    """Those of the nodes with an output that is consumed outside, or is a graph output."""
 
     def __getitem__(self, key: str) -> tuple[str, ...]:
         if key not in self.__struct_fields__:
             raise KeyError(key)
-        found: tuple[str, ...] = getattr(self, key)
-        return found
+        value: tuple[str, ...] = getattr(self, key)
+        return value
 
 
 def extract_module_subgraph(
@@ -45,24 +46,33 @@ def extract_module_subgraph(
     hierarchy_metadata: Sidecar | Mapping[str, Any] | StrPath | None,
     target_module: str,
 ) -> ModuleSubgraph:
-    """The part of a graph that a module makes up.
+    """Find the part of a graph that a module makes up.
 
-    `hierarchy_metadata` is a sidecar: its path, its parsed JSON or the record; None takes the tags in the
-    model itself, or those of its own sidecar. `target_module` is a tag or a module path; the root is "".
+    Args:
+        onnx_model: A tagged model or its path.
+        hierarchy_metadata: The sidecar, as its path, its parsed JSON or the record; None to use
+            the tags in the model, or those of the sidecar beside it.
+        target_module: A tag or a module path; the root is "".
+
+    Returns:
+        The names of the module's nodes and values.
+
+    Raises:
+        ArgumentError: If there is no such module.
+        FormatError: If the model or the sidecar is malformed.
     """
     model = (
         TaggedModel(Path(), onnx_model)
         if isinstance(onnx_model, onnx.ModelProto)
         else load(onnx_model)
     )
-    sidecar = _sidecar(hierarchy_metadata)
+    sidecar = _read_metadata(hierarchy_metadata)
     tags = model.effective_tags if sidecar is None else recorded_tags(model.graph, sidecar)
-    records = sidecar or model.records
-    modules = {} if records is None else records.modules
-    return _cut(model.graph, _members(tags, target_module, modules))
+    modules = model.modules if sidecar is None else sidecar.modules
+    return _subgraph_of(model.graph, _find_nodes(tags, target_module, modules))
 
 
-def _sidecar(metadata: Sidecar | Mapping[str, Any] | StrPath | None) -> Sidecar | None:
+def _read_metadata(metadata: Sidecar | Mapping[str, Any] | StrPath | None) -> Sidecar | None:
     if metadata is None or isinstance(metadata, Sidecar):
         return metadata
     if not isinstance(metadata, Mapping):
@@ -74,135 +84,120 @@ def _sidecar(metadata: Sidecar | Mapping[str, Any] | StrPath | None) -> Sidecar 
         raise FormatError(f"the hierarchy metadata is not a sidecar: {error}", hint=hint) from error
 
 
-def _members(
-    tags: Sequence[NodeTag | None], target: str, modules: Mapping[str, ModuleRecord]
+def _find_nodes(
+    tags: Sequence[NodeTag | None], target: str, modules: dict[str, ModuleRecord]
 ) -> set[int]:
-    """The nodes of a module and of those below it."""
+    """Return the nodes of a module and of those below it."""
     if not isinstance(target, str):
         raise ArgumentTypeError(
             f"the module is {describe_type(target)}", hint="pass a tag or a module path"
         )
-    whole = target.rstrip("/")
-    is_tag = target.startswith("/")
+    tag_prefix = target.rstrip("/") if target.startswith("/") else None
     members = {
         index
         for index, tag in enumerate(tags)
         if tag is not None
         and (
-            is_tag_within(tag.hierarchy_path, whole)
-            if is_tag
-            else is_within(tag.hierarchy_module, target)
+            is_within(tag.hierarchy_module, target)
+            if tag_prefix is None
+            else is_tag_within(tag.hierarchy_path, tag_prefix)
         )
     }
-    if (
-        not members
-        and target not in modules
-        and whole not in {record.tag for record in modules.values()}
-    ):
-        seen = {tag.hierarchy_path for tag in tags if tag is not None}
-        near = Selection(target, seen, dict(modules)).nearest()
+    known = {*modules, *(record.tag for record in modules.values() if record.tag is not None)}
+    if not members and (tag_prefix or target) not in known:
+        used = {tag.hierarchy_path for tag in tags if tag is not None}
+        near = Selection(target, used, modules).nearest()
         raise ArgumentError(
             f"no module is called {target!r}", hint=f"near it: {', '.join(near)}" if near else None
         )
     return members
 
 
-def _cut(graph: Graph, members: set[int]) -> ModuleSubgraph:
-    held, ends = set(graph.initializers), set(graph.outputs)
-    for index, bodies in graph.bodies.items():
-        for body in bodies:
-            held.update(body.initializers)
-            if index in members:
-                held.update(body.inputs)
-            else:
-                ends.update(body.outputs)
-    entering: dict[str, None] = {}
+def _subgraph_of(graph: Graph, members: set[int]) -> ModuleSubgraph:
+    provided, ends = set(graph.initializers), set(graph.outputs)
+    nested = [(index, inner) for index, held in graph.bodies.items() for inner in held]
+    for index, subgraph in nested:
+        provided.update(subgraph.initializers)
+        if index in members:
+            provided.update(subgraph.inputs)
+        else:
+            ends.update(subgraph.outputs)
+    inputs: dict[str, None] = {}
     internal: list[str] = []
     boundary: list[str] = []
-    order = sorted(members)
-    for index in order:
-        node = graph.nodes[index]
-        entering.update(
+    operations = [graph.nodes[index] for index in sorted(members)]
+    for node in operations:
+        inputs.update(
             (name, None)
             for name in node.inputs
-            if name not in held and graph.producer.get(name) not in members
+            if name not in provided and graph.producer.get(name) not in members
         )
-        leaving = [
+        inner = [
             name
             for name in node.outputs
-            if name in ends
-            or any(reader not in members for reader in graph.consumers.get(name, ()))
+            if name not in ends and members.issuperset(graph.consumers.get(name, ()))
         ]
-        internal += [name for name in node.outputs if name not in leaving]
-        if leaving:
+        internal += inner
+        if len(inner) < len(node.outputs):
             boundary.append(node.key)
-    operations = tuple(graph.nodes[index].key for index in order)
-    return ModuleSubgraph(operations, tuple(entering), tuple(internal), tuple(boundary))
-
-
-def initializer_owners(
-    graph: Graph, tags: Sequence[NodeTag | None], lineage: Ancestry
-) -> dict[str, str | None]:
-    """For each initializer the lowest module that holds all nodes which read it; None where none has a tag."""
-    owners: dict[str, str | None] = {}
-    for name in graph.initializers:
-        readers = [
-            tag.hierarchy_module
-            for i in graph.consumers.get(name, ())
-            if (tag := tags[i]) is not None
-        ]
-        owners[name] = (
-            None if not readers else readers[0] if len(readers) == 1 else lineage.common(readers)
-        )
-    return owners
+    return ModuleSubgraph(
+        tuple(node.key for node in operations), tuple(inputs), tuple(internal), tuple(boundary)
+    )
 
 
 class BoundaryValues:
-    """The tensors that enter and leave each module, in the order of the file; weights and what is `held` do not count.
+    """The values that enter and leave each module, in file order, without initializers.
 
-    What a body is given comes from the node that holds it, and what it gives back goes there.
+    The inputs of a nested subgraph come from the node that holds it, and its outputs go there.
+
+    Attributes:
+        inputs: By module path, the values that it consumes and does not produce.
+        outputs: By module path, the values that it produces and that are consumed elsewhere.
     """
 
     def __init__(
         self,
         graph: Graph,
         tags: Sequence[NodeTag | None],
-        lineage: Ancestry,
-        held: Iterable[str] = (),
+        ancestry: Ancestry,
+        constants: Iterable[str] = (),
     ) -> None:
+        """Compute the boundaries of all modules at once.
+
+        Args:
+            graph: The model laid flat.
+            tags: The tag of each node.
+            ancestry: The ancestors of each module.
+            constants: Values that do not count, as initializers do not.
+        """
         self.inputs: dict[str, dict[str, None]] = {}
         self.outputs: dict[str, dict[str, None]] = {}
-        self._lineage = lineage
-        weights = {*graph.initializers, *held}
+        self._ancestry = ancestry
         modules = [None if tag is None else tag.hierarchy_module for tag in tags]
-        made_by = {
+        producers = {
             name: modules[index] for index, node in enumerate(graph.nodes) for name in node.outputs
         }
-        for index, bodies in graph.bodies.items():
-            for body in bodies:
-                weights.update(body.initializers)
-                made_by.update(dict.fromkeys(body.inputs, modules[index]))
+        provided = {*graph.initializers, *constants}
+        nested = [(index, inner) for index, held in graph.bodies.items() for inner in held]
+        for index, subgraph in nested:
+            provided.update(subgraph.initializers)
+            producers.update(dict.fromkeys(subgraph.inputs, modules[index]))
         for index, node in enumerate(graph.nodes):
             for name in node.inputs:
-                if name not in weights:
-                    self._add(name, made_by.get(name), modules[index])
+                if name not in provided:
+                    self._add_edge(name, producers.get(name), modules[index])
         ends: list[tuple[str, str | None]] = [(name, None) for name in graph.outputs]
-        ends += [
-            (name, modules[i])
-            for i, bodies in graph.bodies.items()
-            for body in bodies
-            for name in body.outputs
-        ]
-        for name, reader in ends:
-            if name in made_by:
-                self._add(name, made_by[name], reader)
+        ends += [(name, modules[index]) for index, subgraph in nested for name in subgraph.outputs]
+        for name, consumer in ends:
+            if name in producers:
+                self._add_edge(name, producers[name], consumer)
 
-    def _add(self, name: str, source: str | None, reader: str | None) -> None:
-        """A tensor leaves every module that holds its producer and not its reader, and the other way round."""
-        if source == reader:
+    def _add_edge(self, name: str, producer: str | None, consumer: str | None) -> None:
+        """Add a value to the modules that hold either its producer or its consumer, not both."""
+        if producer == consumer:
             return
-        left = () if source is None else self._lineage.of(source)
-        right = () if reader is None else self._lineage.of(reader)
+        left = () if producer is None else self._ancestry.of(producer)
+        right = () if consumer is None else self._ancestry.of(consumer)
         shared = 0
         for first, second in zip(left, right, strict=False):
             if first != second:
@@ -212,3 +207,25 @@ class BoundaryValues:
             self.outputs.setdefault(path, {})[name] = None
         for path in right[shared:]:
             self.inputs.setdefault(path, {})[name] = None
+
+
+def initializer_owners(
+    graph: Graph, tags: Sequence[NodeTag | None], ancestry: Ancestry
+) -> dict[str, str]:
+    """Assign each initializer to the lowest module that holds all its consumers.
+
+    Args:
+        graph: The model laid flat.
+        tags: The tag of each node.
+        ancestry: The ancestors of each module.
+
+    Returns:
+        The module path by initializer, without those that no tagged node consumes.
+    """
+    owners: dict[str, str] = {}
+    for name in graph.initializers:
+        consumers = [tags[index] for index in graph.consumers.get(name, ())]
+        modules = {tag.hierarchy_module for tag in consumers if tag is not None}
+        if modules:
+            owners[name] = modules.pop() if len(modules) == 1 else ancestry.common(modules)
+    return owners

@@ -2,264 +2,313 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 import onnx
 
-from modelexport.graph.nested import ConstantFlow, Subgraph, SubgraphValue
+from modelexport.graph.nested import ConstantFlow, Subgraph, SubgraphValue, node_key
 
 Members = list[tuple[Subgraph, list[int]]]
-"""Nodes by level and place, those of outer levels first."""
+"""Nodes by subgraph, as indices into it, outer subgraphs first."""
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class SubgraphPart(NamedTuple):
-    """The nodes of a piece that lie in one level, by their places there; those inside their bodies come along."""
+    """The nodes of an extracted model that are in one subgraph, as indices into it.
 
-    level: Subgraph
-    members: tuple[int, ...]
-    pulled: tuple[int, ...] = ()
+    `nodes` are those of the module, with everything nested in them; `constants` are copied from
+    other modules, because nodes consume what they produce.
+    """
+
+    subgraph: Subgraph
+    nodes: tuple[int, ...]
+    constants: tuple[int, ...] = ()
+
+    @property
+    def copied(self) -> list[int]:
+        """All nodes in file order."""
+        return sorted((*self.nodes, *self.constants))
+
+    def values(self) -> dict[str, None]:
+        """Return the names of the values that the nodes produce, in order."""
+        outputs = (self.subgraph.nodes[index].output for index in self.copied)
+        return dict.fromkeys(name for names in outputs for name in names if name)
+
+    def constant_keys(self) -> list[str]:
+        """Return the keys of the copied constants."""
+        subgraph = self.subgraph
+        return [node_key(subgraph.prefix, i, subgraph.nodes[i]) for i in self.constants]
 
 
 class Boundary(NamedTuple):
-    """One piece. `weights` are initializers, each with the level that holds it."""
+    """Everything that makes up an extracted model."""
 
     parts: tuple[SubgraphPart, ...]
     inputs: tuple[SubgraphValue, ...]
     outputs: tuple[SubgraphValue, ...]
-    weights: tuple[SubgraphValue, ...]
+    initializers: tuple[SubgraphValue, ...]
 
     @property
     def size(self) -> int:
-        """How many nodes it has, with those inside them, without what is pulled in."""
+        """The number of nodes, with those nested in them, without copied constants."""
         return sum(
-            1 + sum(sum(1 for _ in body.tags_inside()) for body in part.level.bodies.get(place, ()))
+            1 + sum(sum(1 for _ in inner.tags_inside()) for inner in nested)
             for part in self.parts
-            for place in part.members
+            for nested in (part.subgraph.bodies.get(index, ()) for index in part.nodes)
         )
 
-    def annotations(self) -> Iterator[tuple[Subgraph, onnx.TensorAnnotation]]:
-        """The notes on the quantization of tensors that are in the piece, each with the level that has it."""
-        present: dict[int, tuple[Subgraph, set[str]]] = {}
+    def values_by_subgraph(self) -> dict[Subgraph, dict[str, None]]:
+        """Return the names of all values in the extracted model by the subgraph they are from."""
+        values: defaultdict[Subgraph, dict[str, None]] = defaultdict(dict)
         for part in self.parts:
-            names = present.setdefault(id(part.level), (part.level, set()))[1]
-            names.update(
-                name
-                for place in (*part.members, *part.pulled)
-                for name in part.level.nodes[place].output
-            )
-        for border in (*self.inputs, *self.weights):
-            present.setdefault(id(border.level), (border.level, set()))[1].add(border.name)
-        for level, names in present.values():
-            yield from (
-                (level, note)
-                for note in level.graph.quantization_annotation
-                if note.tensor_name in names
-            )
+            values[part.subgraph].update(part.values())
+        for value in (*self.inputs, *self.initializers):
+            values[value.level][value.name] = None
+        return values
 
-    def with_annotated_weights(self) -> Boundary:
-        """The piece with the scales and zero points that notes on its tensors name, though no node reads them."""
-        added = dict.fromkeys(self.weights)
-        for level, note in self.annotations():
-            for entry in note.quant_parameter_tensor_names:
-                holder: Subgraph | None = level
-                while holder is not None and entry.value not in holder.weights:
-                    holder = holder.outer
+    def annotations(self) -> Iterator[tuple[Subgraph, onnx.TensorAnnotation]]:
+        """Yield the quantization annotations of its values, each with its subgraph."""
+        for subgraph, names in self.values_by_subgraph().items():
+            for annotation in subgraph.graph.quantization_annotation:
+                if annotation.tensor_name in names:
+                    yield subgraph, annotation
+
+    def with_annotated_initializers(self) -> Boundary:
+        """Add the scales and zero points that annotations name, though no node consumes them."""
+        initializers = dict.fromkeys(self.initializers)
+        for subgraph, annotation in self.annotations():
+            for entry in annotation.quant_parameter_tensor_names:
+                holder = _initializer_holder(subgraph, entry.value)
                 if holder is not None:
-                    added[SubgraphValue(holder, entry.value)] = None
-        return self._replace(weights=tuple(added))
+                    initializers[SubgraphValue(holder, entry.value)] = None
+        return self._replace(initializers=tuple(initializers))
 
-    def end(self, main: Subgraph) -> int:
-        """One past the last node of the main graph that has to do with it."""
+    def end(self) -> int:
+        """Return the index after the last node of the main graph that is part of it."""
         last = -1
         for part in self.parts:
-            level, place = part.level, max((*part.members, *part.pulled), default=-1)
-            while level.outer is not None:
-                level, place = level.outer, level.place
-            last = max(last, place)
+            subgraph, index = part.subgraph, max((*part.nodes, *part.constants), default=-1)
+            while subgraph.outer is not None:
+                subgraph, index = subgraph.outer, subgraph.place
+            last = max(last, index)
         return last + 1
 
 
 def whole_model(main: Subgraph) -> Boundary:
-    """All of a model, as it is."""
-    places = tuple(range(len(main.nodes)))
-    inputs = tuple(SubgraphValue(main, value.name) for value in main.graph.input)
-    outputs = tuple(SubgraphValue(main, value.name) for value in main.graph.output)
+    """Return the boundary of the whole model.
+
+    Args:
+        main: The main graph.
+
+    Returns:
+        All its nodes and initializers, with its own inputs and outputs.
+    """
     return Boundary(
-        (SubgraphPart(main, places),),
-        inputs,
-        outputs,
+        (SubgraphPart(main, tuple(range(len(main.nodes)))),),
+        tuple(SubgraphValue(main, value.name) for value in main.graph.input),
+        tuple(SubgraphValue(main, value.name) for value in main.graph.output),
         tuple(SubgraphValue(main, name) for name in main.weights),
     )
 
 
-def members_of(main: Subgraph, belongs: Callable[[str, int | None], bool]) -> Members:
-    """The nodes of a module, by its path and call; what lies in the bodies of its own nodes comes along with them."""
-    found: Members = []
-    pending = [main]
-    for level in pending:
-        own = [
-            place
-            for place, tag in enumerate(level.tags)
-            if tag is not None and belongs(tag.hierarchy_module, tag.hierarchy_call)
-        ]
-        if own:
-            found.append((level, own))
-        taken = set(own)
-        for place, bodies in level.bodies.items():
-            if place not in taken:
-                pending += bodies
-    return found
+def find_members(
+    main: Subgraph, keys_of: Callable[[str, int | None], Collection[Key]]
+) -> dict[Key, Members]:
+    """Group the tagged nodes of a model; what is nested in a node comes along with it.
+
+    Args:
+        main: The main graph.
+        keys_of: The groups that a node belongs to, by its module path and call.
+
+    Returns:
+        The nodes of each group, without those nested in a node of the same group.
+    """
+    members: dict[Key, Members] = {}
+    pending: list[tuple[Subgraph, frozenset[Key]]] = [(main, frozenset())]
+    for subgraph, held in pending:
+        groups: defaultdict[Key, list[int]] = defaultdict(list)
+        for index, tag in enumerate(subgraph.tags):
+            keys = () if tag is None else keys_of(tag.hierarchy_module, tag.hierarchy_call)
+            for key in keys:
+                if key not in held:
+                    groups[key].append(index)
+            nested = subgraph.bodies.get(index, ())
+            pending += [(inner, held.union(keys)) for inner in nested]
+        for key, indices in groups.items():
+            members.setdefault(key, []).append((subgraph, indices))
+    return members
+
+
+class ConsumerIndex:
+    """The consumers of each value, computed once for each subgraph."""
+
+    def __init__(self) -> None:
+        self._consumers: dict[Subgraph, dict[str, list[int]]] = {}
+
+    def of(self, subgraph: Subgraph) -> dict[str, list[int]]:
+        """Return the indices of the nodes that consume each value, by name.
+
+        Args:
+            subgraph: The subgraph of the nodes.
+
+        Returns:
+            The consumers; a node also consumes what the subgraphs nested in it capture.
+        """
+        if subgraph not in self._consumers:
+            consumers = self._consumers[subgraph] = {}
+            for index in range(len(subgraph.nodes)):
+                for name in subgraph.reads(index):
+                    consumers.setdefault(name, []).append(index)
+        return self._consumers[subgraph]
 
 
 def find_boundary(
-    members: Members, results: Collection[str] = (), leaving: Sequence[str] | None = None
+    members: Members,
+    results: Collection[str] = (),
+    leaving: Sequence[str] | None = None,
+    consumers: ConsumerIndex | None = None,
 ) -> Boundary:
-    """The piece that these nodes make up.
+    """Find the boundary of some nodes.
 
-    `results` leave it as well if it makes them; `leaving` are its outputs where those are known already.
+    Args:
+        members: The nodes.
+        results: Values that are outputs if the nodes produce them, even if nothing consumes them.
+        leaving: The names of the outputs, if they are known already.
+        consumers: The consumers of all values, to share between calls.
+
+    Returns:
+        The boundary; annotated initializers are yet to be added.
     """
-    gathered = _Gathered()
+    sources = _Sources()
     outputs: list[SubgraphValue] = []
-    for level, places in members:
-        gathered.add(level, places)
-        outputs += [
-            SubgraphValue(level, name)
-            for name in (leaving_of(level, places, results) if leaving is None else leaving)
-        ]
-    inputs = tuple(in_graph_order(gathered.inputs))
-    return Boundary(
-        gathered.parts(), inputs, tuple(outputs), tuple(gathered.weights)
-    ).with_annotated_weights()
+    for subgraph, indices in members:
+        sources.add_nodes(subgraph, indices)
+        names = leaving
+        if names is None:
+            names = leaving_values(subgraph, indices, results, consumers or ConsumerIndex())
+        outputs += [SubgraphValue(subgraph, name) for name in names]
+    inputs = _in_declared_order(list(sources.inputs), "input")
+    return Boundary(sources.parts(), tuple(inputs), tuple(outputs), tuple(sources.initializers))
 
 
-def in_graph_order(borders: Iterable[SubgraphValue]) -> list[SubgraphValue]:
-    """Tensors as they are first read, but the inputs of a graph in their own order among themselves."""
-    borders = list(borders)
-    rank: dict[SubgraphValue, int] = {}
-    for level in {id(border.level): border.level for border in borders}.values():
-        rank.update(
-            (SubgraphValue(level, value.name), number)
-            for number, value in enumerate(level.graph.input)
-        )
-    following = iter(
-        sorted((border for border in borders if border in rank), key=lambda border: rank[border])
-    )
-    return [next(following) if border in rank else border for border in borders]
-
-
-def ends_in_order(level: Subgraph, borders: Iterable[SubgraphValue]) -> list[SubgraphValue]:
-    """Tensors as they are made, but the outputs of a graph in their own order among themselves."""
-    borders = list(borders)
-    there = set(borders)
-    ends = dict.fromkeys(SubgraphValue(level, value.name) for value in level.graph.output)
-    following = iter([border for border in ends if border in there])
-    return [next(following) if border in ends else border for border in borders]
-
-
-class _Gathered:
-    """Members with everything that they need: what they read is made by them, a weight, a constant, or an input."""
+class _Sources:
+    """Nodes, and the sources of all that they consume: initializers, constants and inputs."""
 
     def __init__(self) -> None:
         self.inputs: dict[SubgraphValue, None] = {}
-        self.weights: dict[SubgraphValue, None] = {}
-        self._members: dict[int, tuple[Subgraph, set[int]]] = {}
-        self._pulled: dict[int, tuple[Subgraph, set[int]]] = {}
-        self._made: dict[int, set[str]] = {}
+        self.initializers: dict[SubgraphValue, None] = {}
+        self._nodes: dict[Subgraph, set[int]] = {}
+        self._constants: dict[Subgraph, set[int]] = {}
+        self._produced: dict[Subgraph, set[str]] = {}
 
-    def add(self, level: Subgraph, places: Sequence[int]) -> None:
-        own = set(places)
-        self._members[id(level)] = (level, own)
-        self._made[id(level)] = {name for place in places for name in level.nodes[place].output}
-        flow = level.flow(max(places) + 1)
-        entering: dict[str, None] = {}
-        for place in places:
-            entering.update(dict.fromkeys(level.reads(place)))
-        for name in entering:
-            self._need(flow, name)
+    def add_nodes(self, subgraph: Subgraph, indices: Sequence[int]) -> None:
+        """Add nodes of one subgraph; those of the subgraphs around it come first."""
+        self._nodes[subgraph] = set(indices)
+        self._produced[subgraph] = {
+            name for index in indices for name in subgraph.nodes[index].output
+        }
+        flow = subgraph.flow(max(indices) + 1)
+        for name in dict.fromkeys(name for index in indices for name in subgraph.reads(index)):
+            self._add_source(flow, name)
 
-    def _need(self, flow: ConstantFlow, name: str) -> None:
+    def _add_source(self, flow: ConstantFlow, name: str) -> None:
         pending = [(flow, name)]
         while pending:
-            seen_from, name = pending.pop()
-            level = _level_of(seen_from.level, name, self._made)
-            if level is not None:
+            flow, name = pending.pop()
+            if any(name in self._produced.get(outer, ()) for outer in _outwards(flow.level)):
                 continue
-            weight = _holder(seen_from, name)
-            if weight is not None:
-                self.weights[SubgraphValue(weight, name)] = None
+            holder = _initializer_holder(flow.level, name)
+            if holder is not None:
+                self.initializers[SubgraphValue(holder, name)] = None
                 continue
-            producer = seen_from.producer(name)
+            producer = flow.producer(name)
             if producer is None:
-                self.inputs[SubgraphValue(_home(seen_from, name), name)] = None
+                self.inputs[SubgraphValue(_outermost_scope(flow, name), name)] = None
                 continue
-            home, place = producer
-            _, places = self._pulled.setdefault(id(home.level), (home.level, set()))
-            if (
-                place not in places
-                and place not in self._members.get(id(home.level), (None, ()))[1]
-            ):
-                places.add(place)
-                pending += [(home, read) for read in home.level.reads(place)]
+            home, index = producer
+            constants = self._constants.setdefault(home.level, set())
+            if index not in constants:
+                constants.add(index)
+                pending += [(home, source) for source in home.level.reads(index)]
 
     def parts(self) -> tuple[SubgraphPart, ...]:
-        found: dict[int, SubgraphPart] = {}
-        for key, (level, places) in self._pulled.items():
-            found[key] = SubgraphPart(level, (), tuple(sorted(places)))
-        for key, (level, places) in self._members.items():
-            pulled = found[key].pulled if key in found else ()
-            found[key] = SubgraphPart(
-                level,
-                tuple(sorted(places)),
-                tuple(place for place in pulled if place not in places),
-            )
-        return tuple(sorted(found.values(), key=lambda part: len(part.level.prefix)))
+        """Return the nodes and constants by subgraph, outer ones first."""
+        parts = []
+        for subgraph in {**self._constants, **self._nodes}:
+            nodes = self._nodes.get(subgraph, set())
+            constants = self._constants.get(subgraph, set()) - nodes
+            parts.append(SubgraphPart(subgraph, tuple(sorted(nodes)), tuple(sorted(constants))))
+        return tuple(sorted(parts, key=lambda part: len(part.subgraph.prefix)))
 
 
-def _level_of(level: Subgraph | None, name: str, made: dict[int, set[str]]) -> Subgraph | None:
-    """The level, from this one outwards, whose members make a tensor."""
-    while level is not None and name not in made.get(id(level), ()):
-        level = level.outer
-    return level
+def _outwards(subgraph: Subgraph) -> Iterator[Subgraph]:
+    """Yield a subgraph and those around it."""
+    current: Subgraph | None = subgraph
+    while current is not None:
+        yield current
+        current = current.outer
 
 
-def _holder(flow: ConstantFlow | None, name: str) -> Subgraph | None:
-    """The level, from this one outwards, that has an initializer of this name."""
-    while flow is not None:
-        if name in flow.level.weights:
-            return flow.level
-        flow = flow.outer
-    return None
+def _initializer_holder(subgraph: Subgraph, name: str) -> Subgraph | None:
+    """Return the innermost subgraph, from this one outwards, with an initializer of this name."""
+    return next((outer for outer in _outwards(subgraph) if name in outer.weights), None)
 
 
-def _home(flow: ConstantFlow, name: str) -> Subgraph:
-    """The outermost level from which a tensor that varies can be seen."""
+def _outermost_scope(flow: ConstantFlow, name: str) -> Subgraph:
+    """Return the outermost subgraph in which a value that is not constant is visible."""
     while flow.outer is not None and name in flow.outer.varying:
         flow = flow.outer
     return flow.level
 
 
-def leaving_of(level: Subgraph, places: Sequence[int], results: Collection[str]) -> list[str]:
-    """What others read of these nodes, or the graph gives back; failing that, what they make and do not read.
+def leaving_values(
+    subgraph: Subgraph, indices: Sequence[int], results: Collection[str], consumers: ConsumerIndex
+) -> list[str]:
+    """Find the outputs of some nodes: graph outputs, results, and what other nodes consume.
 
-    A constant that others read does not leave: they have it themselves.
+    A constant that other nodes consume does not count, because they have a copy of their own.
+    Nodes without such an output give what they do not consume themselves.
+
+    Args:
+        subgraph: The subgraph of the nodes.
+        indices: The nodes.
+        results: Values that count even if nothing consumes them.
+        consumers: The consumers of all values.
+
+    Returns:
+        The names of the outputs in file order.
     """
-    made = dict.fromkeys(name for place in places for name in level.nodes[place].output if name)
-    own = set(places)
-    leaving = {
-        name for name in (*(value.name for value in level.graph.output), *results) if name in made
-    }
-    bodies = level.bodies
-    constant = level.flow(max(places) + 1).constant
-    for place in range(min(places), len(level.nodes)):
-        if place not in own:
-            for name in level.reads(place) if place in bodies else level.nodes[place].input:
-                if name in made and name not in constant:
-                    leaving.add(name)
-    if not leaving:
-        inside = {name for place in places for name in level.reads(place)}
-        leaving = {name for name in made if name not in inside} or set(made)
-    leaving_in_order = ends_in_order(
-        level, (SubgraphValue(level, name) for name in made if name in leaving)
+    produced = dict.fromkeys(
+        name for index in indices for name in subgraph.nodes[index].output if name
     )
-    return [border.name for border in leaving_in_order]
+    own = set(indices)
+    consumed_by = consumers.of(subgraph)
+    constant = subgraph.flow(max(indices) + 1).constant
+    ends = {*(value.name for value in subgraph.graph.output), *results}
+    leaving = [
+        name
+        for name in produced
+        if name in ends or (name not in constant and not own.issuperset(consumed_by.get(name, ())))
+    ]
+    if not leaving:
+        unused = [name for name in produced if own.isdisjoint(consumed_by.get(name, ()))]
+        leaving = unused or list(produced)
+    values = [SubgraphValue(subgraph, name) for name in leaving]
+    return [value.name for value in _in_declared_order(values, "output")]
+
+
+def _in_declared_order(
+    values: list[SubgraphValue], kind: Literal["input", "output"]
+) -> list[SubgraphValue]:
+    """Sort those of the values that a graph declares as it does; all others keep their position."""
+    rank: dict[SubgraphValue, int] = {}
+    for subgraph in dict.fromkeys(value.level for value in values):
+        declared = subgraph.graph.input if kind == "input" else subgraph.graph.output
+        for number, value in enumerate(declared):
+            rank.setdefault(SubgraphValue(subgraph, value.name), number)
+    declared_values = [value for value in values if value in rank]
+    following = iter(sorted(declared_values, key=lambda value: rank[value]))
+    return [next(following) if value in rank else value for value in values]

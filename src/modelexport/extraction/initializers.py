@@ -1,4 +1,4 @@
-"""Copy the initializers of an extracted model."""
+"""Copy the initializers of an extracted model, in memory or to files."""
 
 from __future__ import annotations
 
@@ -17,67 +17,94 @@ from modelexport.onnx_file.atomic_write import transaction
 from modelexport.onnx_file.model_file import DataFiles, external_location, external_tensors
 from modelexport.tagged.records import encode_sidecar, sidecar_path
 
-_PAGE, _LARGE, _STEP = 4096, 1 << 20, 64
-"""Runtimes map large weights straight from the file, if they begin on a page."""
+_PAGE, _LARGE, _ALIGNMENT = 4096, 1 << 20, 64
+"""Runtimes map large tensors straight from the file if they begin on a page."""
 
 
 class InitializerSource(NamedTuple):
-    """Where the weights of a source are: its bytes, the initializers in it, and its path.
+    """Where the initializers of a source are: its bytes, their fields in it, and its path.
 
-    `fields` is None for a small source, of which everything was read.
+    `fields` is None for a small source, which was parsed with all its data.
     """
 
     data: wire.Buffer
     fields: Sequence[wire.Field] | None
     path: Path
 
-    def inside(self, place: int | None, tensor: onnx.TensorProto) -> wire.Buffer:
-        """A tensor as an initializer: as it stands in the main graph of the file, or its copy where that is whole."""
-        if place is None or self.fields is None or external_location(tensor) is not None:
+    def encode(self, index: int | None, tensor: onnx.TensorProto) -> wire.Buffer:
+        """Encode an initializer as a field of a graph.
+
+        Args:
+            index: Its index in the main graph of the source, or None if it has its data.
+            tensor: The initializer, possibly without its data.
+
+        Returns:
+            The bytes, sliced from the source if the data is there.
+        """
+        if index is None or self.fields is None or external_location(tensor) is not None:
             return wire.initializer(tensor.SerializeToString())
-        field = self.fields[place]
+        field = self.fields[index]
         return self.data[field.start : field.end]
 
 
 def write_extracted(
-    piece: ExtractedModel, weights: InitializerSource, target: Path
+    model: ExtractedModel, source: InitializerSource, target: Path
 ) -> tuple[Path, ...]:
-    """Write the piece, its sidecar and, where the source has its weights outside, their data file: all or none.
+    """Write an extracted model, its sidecar and its data file: all or nothing.
 
-    Returns what was written, the model last. What an earlier piece of that name had beside it and this one has not is
-    taken away.
+    A sidecar or data file that an earlier model of this name had, and this one does not need, is
+    removed.
+
+    Args:
+        model: The extracted model.
+        source: Where its initializers are.
+        target: The ONNX file to write.
+
+    Returns:
+        The files, the model last.
     """
     proto = onnx.ModelProto()
-    proto.CopyFrom(piece.proto)
+    proto.CopyFrom(model.proto)
     with ExitStack() as stack:
         stage = stack.enter_context(transaction(target.parent))
-        files = stack.enter_context(DataFiles(weights.path))
+        files = stack.enter_context(DataFiles(source.path))
         data, sidecar = target.with_name(f"{target.name}.data"), sidecar_path(target)
-        apart = list(external_tensors(proto))
+        external = list(external_tensors(proto))
         written: list[Path] = []
-        if apart:
-            stage.place(stage.write("data", _laid_out(apart, files, data.name)), data.name)
+        if external:
+            stage.place(stage.write("data", _lay_out(external, files, data.name)), data.name)
             written.append(data)
-        if piece.sidecar is not None:
-            stage.place(stage.write("sidecar", [encode_sidecar(piece.sidecar)]), sidecar.name)
+        if model.sidecar is not None:
+            stage.place(stage.write("sidecar", [encode_sidecar(model.sidecar)]), sidecar.name)
             written.append(sidecar)
-        stage.place(stage.write("model", _bytes(proto, piece, weights)), target.name)
+        stage.place(stage.write("model", _encode(proto, model, source)), target.name)
         for left_over in {data, sidecar}.difference(written):
             stage.remove(left_over.name)
         stage.commit()
     return (*written, target)
 
 
-def load_initializers(piece: ExtractedModel, weights: InitializerSource) -> onnx.ModelProto:
-    """The piece with all its weights in it."""
+def load_initializers(model: ExtractedModel, source: InitializerSource) -> onnx.ModelProto:
+    """Copy the data of all initializers into an extracted model.
+
+    Args:
+        model: The extracted model.
+        source: Where its initializers are.
+
+    Returns:
+        The complete model.
+
+    Raises:
+        FormatError: If the model is larger than a protobuf can be.
+    """
     try:
         proto = onnx.ModelProto()
-        proto.ParseFromString(b"".join(_bytes(piece.proto, piece, weights)))
+        proto.ParseFromString(b"".join(_encode(model.proto, model, source)))
     except DecodeError as error:
         raise FormatError(
-            "the piece does not fit into one model", hint="write it to a file"
+            "the extracted model is larger than a protobuf can be", hint="write it to a file"
         ) from error
-    with DataFiles(weights.path) as files:
+    with DataFiles(source.path) as files:
         for tensor in external_tensors(proto):
             tensor.raw_data = bytes(files.values(tensor))
             tensor.ClearField("external_data")
@@ -85,29 +112,28 @@ def load_initializers(piece: ExtractedModel, weights: InitializerSource) -> onnx
     return proto
 
 
-def _bytes(
-    proto: onnx.ModelProto, piece: ExtractedModel, weights: InitializerSource
+def _encode(
+    proto: onnx.ModelProto, model: ExtractedModel, source: InitializerSource
 ) -> list[wire.Buffer]:
-    """The model as bytes, weights that lie inside the source as slices of it."""
+    """Encode the model; initializers in the source file are slices of it, never parsed."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.graph.initializer[:]
-    pairs = zip(piece.weights, proto.graph.initializer, strict=True)
-    added = [weights.inside(place, tensor) for place, tensor in pairs]
-    return wire.with_initializers(bare.SerializeToString(), added)
+    pairs = zip(model.source_indices, proto.graph.initializer, strict=True)
+    return wire.with_initializers(
+        bare.SerializeToString(), [source.encode(index, tensor) for index, tensor in pairs]
+    )
 
 
-def _laid_out(
-    tensors: list[onnx.TensorProto], files: DataFiles, name: str
-) -> Iterator[wire.Buffer]:
-    """The values of these tensors one after the other; each tensor is told its new place."""
+def _lay_out(tensors: list[onnx.TensorProto], files: DataFiles, name: str) -> Iterator[wire.Buffer]:
+    """Yield the data of these tensors one after the other, and point each to its new location."""
     known: dict[tuple[str, ...], tuple[int, int]] = {}
     end = 0
     for tensor in tensors:
         old = tuple(f"{entry.key}={entry.value}" for entry in tensor.external_data)
         if old not in known:
             values = files.values(tensor)
-            gap = -end % (_PAGE if len(values) >= _LARGE else _STEP)
+            gap = -end % (_PAGE if len(values) >= _LARGE else _ALIGNMENT)
             yield bytes(gap)
             yield values
             known[old] = (end + gap, len(values))

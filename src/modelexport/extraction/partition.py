@@ -8,8 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 
 from modelexport.errors import FormatError
-from modelexport.extraction.boundary import Boundary, find_boundary, leaving_of
-from modelexport.extraction.build import Renamed, build_model, clashes
+from modelexport.extraction.boundary import (
+    Boundary,
+    ConsumerIndex,
+    find_boundary,
+    leaving_values,
+)
+from modelexport.extraction.build import NewNames, build_model, rename_clashes
 from modelexport.extraction.extract import Extraction, OpenModel, open_tagged
 from modelexport.extraction.initializers import load_initializers
 from modelexport.graph.nested import Subgraph, SubgraphValue
@@ -17,253 +22,265 @@ from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.tree import is_within
 from modelexport.onnx_file.model_file import StrPath
 
+ChildCall = tuple[str, int | None]
+"""The path of a child of the module, and the number of a call; None for all its calls."""
+
+Edges = Mapping[int, Sequence[int]]
+"""For each node those that it consumes values of; nodes are numbered in an order that runs."""
+
+_Unit = tuple[ChildCall | None, int]
+"""Nodes that stay together: a call of a child or a part of one, or a single node of the module."""
+
+_UnitEdges = dict[_Unit, dict[_Unit, None]]
+"""For each unit the others that it consumes values of, in order."""
+
 
 def partition(
     onnx_model: onnx.ModelProto | StrPath, module: str = "", *, call: int | None = None
 ) -> Iterator[Extraction]:
-    """Take a module apart: a piece for each call of each child, and pieces of the module's own nodes between them.
+    """Partition a module into an extracted model for each call of each child, and its own nodes.
 
-    The pieces come in an order in which they can be run: each takes (`record.inputs`) what the
-    module is given or what an earlier one gives (`record.outputs`). Together they hold every node of
-    the module, and compute what it computes, bit for bit. A child that never runs itself, such as a
-    list, stands for its own children. A call is split where something outside it runs in between.
+    Each extracted model takes only inputs of the module and outputs of earlier ones. Together they
+    hold every node of the module, and compute what it computes, bit for bit. A child that never
+    runs itself, such as a list, is replaced by its own children. A call is split where something
+    outside it has to run in between.
+
+    Args:
+        onnx_model: A tagged model or its path.
+        module: A tag, a module path, an alias, or a glob that matches one module.
+        call: The call to partition, from 0, of a module that ran more than once; None for all.
+
+    Yields:
+        The extracted models with all their initializers, in an order that runs.
+
+    Raises:
+        ArgumentError: If there is no such module or call, or it has no nodes.
+        FileError: If a file cannot be read.
+        FormatError: If the model is malformed, has no tags, or its nodes are in no order that runs.
     """
     with open_tagged(onnx_model) as file:
         target = file.find(module, call)
         members = file.members(target)
-        if file.is_all(target):
-            yield from _constants(file, target)
-        renamed = (
-            clashes(find_boundary(members)) if len(members) > 1 else {}
-        )  # one level has no name twice
-        for level, places in members:
-            yield from _partition_subgraph(file, target, level, places, renamed)
+        if file.is_whole_model(target):
+            yield from _partition_constants(file, target)
+        # Names must be the same in all extracted models; within one subgraph they cannot clash.
+        new_names: NewNames = {}
+        if len(members) > 1:
+            new_names = rename_clashes(find_boundary(members).with_annotated_initializers())
+        for subgraph, nodes in members:
+            yield from _partition_subgraph(file, target, subgraph, nodes, new_names)
 
 
-def _constants(file: OpenModel, target: ModuleRef) -> Iterator[Extraction]:
-    """A piece without nodes for what a model gives back though no node makes it."""
+def _partition_constants(file: OpenModel, target: ModuleRef) -> Iterator[Extraction]:
+    """Yield a model without nodes for the initializers that are outputs of the model."""
     main = file.source.main
-    given = tuple(
+    values = tuple(
         SubgraphValue(main, value.name) for value in main.graph.output if value.name in main.weights
     )
-    if given:
-        piece = build_model(file.source, Boundary((), (), given, given), target, "")
-        yield Extraction(load_initializers(piece, file.weights), piece.record)
+    if values:
+        extracted = build_model(file.source, Boundary((), (), values, values), target, "")
+        yield Extraction(load_initializers(extracted, file.weights), extracted.record)
 
 
 def _partition_subgraph(
-    file: OpenModel, target: ModuleRef, level: Subgraph, places: list[int], renamed: Renamed
+    file: OpenModel, target: ModuleRef, subgraph: Subgraph, nodes: list[int], new_names: NewNames
 ) -> Iterator[Extraction]:
-    """The pieces of one level."""
-    flow = level.flow(len(level.nodes))
-    readers = _Readers(level, places, leaving_of(level, places, file.modules.results(target)))
-    constant = set(flow.constant.values())
-    keys: dict[int, Key | None] = {}
-    for place in places:
-        key = _child(file, target, level, place)
-        if key is not None or place not in constant or readers.needed(place):
-            keys[place] = key
-    pieces = list(order_groups(keys, readers.edges(keys)))
-    counts = Counter(key for key, _ in pieces)
-    seen: Counter[Key | None] = Counter()
-    for key, members in pieces:
-        part = seen[key] if counts[key] > 1 else None
-        seen[key] += 1
-        child = target if key is None else ModuleRef(key[0], file.modules.tags.get(key[0]), key[1])
-        piece = find_boundary([(level, members)], leaving=readers.leaving(members))
-        built = build_model(file.source, piece, child, "", part, renamed)
-        yield Extraction(load_initializers(built, file.weights), built.record)
+    """Yield the extracted models of the module's nodes in one subgraph."""
+    values = _ModuleValues(file, target, subgraph, nodes)
+    constants = set(subgraph.flow(len(subgraph.nodes)).constant.values())
+    calls: dict[int, ChildCall | None] = {}
+    for index in nodes:
+        call = _child_call(file, target, subgraph, index)
+        # The module's own constants are copied to where they are consumed.
+        if call is not None or index not in constants or values.is_needed(index):
+            calls[index] = call
+    groups = list(order_groups(calls, values.edges(calls)))
+    totals = Counter(call for call, _ in groups)
+    parts: Counter[ChildCall | None] = Counter()
+    for call, members in groups:
+        part = parts[call] if totals[call] > 1 else None
+        parts[call] += 1
+        ref = target
+        if call is not None:
+            ref = ModuleRef(call[0], file.modules.tags.get(call[0]), call[1])
+        boundary = find_boundary([(subgraph, members)], leaving=values.leaving(members))
+        extracted = build_model(file.source, boundary, ref, "", part, new_names)
+        yield Extraction(load_initializers(extracted, file.weights), extracted.record)
 
 
-def _child(file: OpenModel, target: ModuleRef, level: Subgraph, place: int) -> Key | None:
-    """The child and the call of it that a node belongs to; None for the module's own nodes."""
-    tag = level.tags[place]
-    if (
-        tag is None
-        or not is_within(tag.hierarchy_module, target.path)
-        or tag.hierarchy_module == target.path
-    ):
+def _child_call(
+    file: OpenModel, target: ModuleRef, subgraph: Subgraph, index: int
+) -> ChildCall | None:
+    """Return the child and the call that a node belongs to; None for the module's own nodes."""
+    tag = subgraph.tags[index]
+    if tag is None or tag.hierarchy_module == target.path:
+        return None
+    if not is_within(tag.hierarchy_module, target.path):
         return None
     return file.modules.child_call(tag.hierarchy_module, tag.hierarchy_call, target.path)
 
 
-class _Readers:
-    """Who reads what among the nodes of a module in one level."""
+class _ModuleValues:
+    """The producers and consumers of values among the nodes of a module in one subgraph."""
 
-    def __init__(self, level: Subgraph, places: Sequence[int], leaving: Sequence[str]) -> None:
-        self._level = level
-        self._leaving = set(leaving)
-        self._constant = level.flow(len(level.nodes)).constant
-        self._maker = {
-            name: place for place in places for name in level.nodes[place].output if name
-        }
-        self._reads = {place: level.reads(place) for place in places}
-        self._read_by: dict[str, list[int]] = {}
-        for place, names in self._reads.items():
+    def __init__(
+        self, file: OpenModel, target: ModuleRef, subgraph: Subgraph, nodes: Sequence[int]
+    ) -> None:
+        self._subgraph = subgraph
+        results = file.modules.results(target)
+        self._leaving = set(leaving_values(subgraph, nodes, results, ConsumerIndex()))
+        self._constant = subgraph.flow(len(subgraph.nodes)).constant
+        self._producer = {name: index for index in nodes for name in self._outputs(index)}
+        self._inputs = {index: subgraph.reads(index) for index in nodes}
+        self._consumers: defaultdict[str, list[int]] = defaultdict(list)
+        for index, names in self._inputs.items():
             for name in names:
-                self._read_by.setdefault(name, []).append(place)
+                self._consumers[name].append(index)
 
-    def needed(self, place: int) -> bool:
-        """Whether what a constant node makes leaves the module, or is read by nobody in it."""
-        names = [name for name in self._level.nodes[place].output if name]
+    def _outputs(self, index: int) -> list[str]:
+        return [name for name in self._subgraph.nodes[index].output if name]
+
+    def is_needed(self, index: int) -> bool:
+        """Return whether an output of a constant node leaves the module, or none is consumed."""
+        names = self._outputs(index)
         return any(name in self._leaving for name in names) or not any(
-            name in self._read_by for name in names
+            name in self._consumers for name in names
         )
 
-    def edges(self, kept: Mapping[int, object]) -> dict[int, list[int]]:
-        """For each of these nodes those among them that it reads from, all of which come before it."""
-        makers = {place: map(self._maker.get, self._reads[place]) for place in kept}
-        edges = {
-            place: [maker for maker in found if maker is not None and maker in kept]
-            for place, found in makers.items()
-        }
-        if any(maker >= place for place, found in edges.items() for maker in found):
-            raise FormatError(
-                "the nodes are in no order that runs",
-                hint="one reads what comes after it, or two make a tensor of the same name",
-            )
+    def edges(self, nodes: Mapping[int, object]) -> dict[int, list[int]]:
+        """Return for each of these nodes those among them that it consumes values of."""
+        edges: dict[int, list[int]] = {}
+        for index in nodes:
+            producers = (self._producer.get(name) for name in self._inputs[index])
+            edges[index] = [other for other in producers if other is not None and other in nodes]
+            if any(other >= index for other in edges[index]):
+                raise FormatError(
+                    "the nodes are in no order that runs",
+                    hint="a node consumes a later value, or two produce a value of the same name",
+                )
         return edges
 
     def leaving(self, members: Sequence[int]) -> list[str]:
-        """What a piece gives: to other pieces, or out of the module."""
+        """Return what some of the nodes give to the others, or out of the module."""
         own = set(members)
-        made = [name for place in members for name in self._level.nodes[place].output if name]
-        given = [
+        produced = [name for index in members for name in self._outputs(index)]
+        leaving = [
             name
-            for name in made
+            for name in produced
             if name in self._leaving
-            or (
-                name not in self._constant
-                and any(reader not in own for reader in self._read_by.get(name, ()))
-            )
+            or (name not in self._constant and not own.issuperset(self._consumers.get(name, ())))
         ]
-        return given or made
-
-
-Key = tuple[str, int | None]
-"""A child of a module and one of its calls; where None stands instead, a node is the module's own."""
-
-
-Edges = Mapping[int, Sequence[int]]
-"""For each node those that it reads from; nodes are numbered in an order in which they can run."""
-
-_Unit = tuple[Key | None, int]
-"""What stays together: a call of a child, or a part of one; a node of the module's own stands alone."""
+        return leaving or produced
 
 
 def order_groups(
-    keys: Mapping[int, Key | None], edges: Edges
-) -> Iterator[tuple[Key | None, list[int]]]:
-    """Pieces as (key, nodes): each reads only from earlier ones.
+    calls: Mapping[int, ChildCall | None], edges: Edges
+) -> Iterator[tuple[ChildCall | None, list[int]]]:
+    """Group nodes by call, so that each group consumes only values of earlier ones.
 
-    A call of a child is one piece, unless something outside it has to run in the middle. The
-    module's own nodes are gathered into as few pieces as the children between them allow.
+    A call of a child is one group, unless something outside it has to run in the middle. The
+    module's own nodes are in as few groups as the children between them allow.
+
+    Args:
+        calls: The call of a child that each node belongs to; None for the module's own nodes.
+        edges: For each node those that it consumes values of.
+
+    Yields:
+        The call and the nodes of each group, in an order that runs.
     """
-    units = _units(keys, edges)
-    ranks = _ranks(units, edges)
-    pieces: dict[tuple[int, Key | None, int], list[int]] = {}
+    units = _split_into_units(calls, edges)
+    ranks = _rank_units(units, edges)
+    groups: defaultdict[tuple[int, ChildCall | None, int], list[int]] = defaultdict(list)
     for node, unit in units.items():
-        rank = ranks[unit]
-        pieces.setdefault((rank, unit[0], 0 if unit[0] is None else unit[1]), []).append(node)
-    for (_, key, _), nodes in sorted(pieces.items(), key=lambda item: (item[0][0], item[1][0])):
-        yield key, nodes
+        call, number = unit
+        groups[ranks[unit], call, 0 if call is None else number].append(node)
+    for (_, call, _), nodes in sorted(groups.items(), key=lambda item: (item[0][0], item[1][0])):
+        yield call, nodes
 
 
-def _units(keys: Mapping[int, Key | None], edges: Edges) -> dict[int, _Unit]:
-    """Calls as they are where they form no circle, else cut where another one has to run in between."""
-    first: dict[int, _Unit] = {
-        node: (key, node if key is None else -1) for node, key in keys.items()
+def _split_into_units(calls: Mapping[int, ChildCall | None], edges: Edges) -> dict[int, _Unit]:
+    """Keep each call whole, unless it is in a cycle: then split it where another has to run."""
+    whole: dict[int, _Unit] = {
+        node: (call, node if call is None else -1) for node, call in calls.items()
     }
-    circles = _circles(first, edges)
+    cycles = _find_cycles(_unit_edges(whole, edges))
     depth: dict[int, int] = {}
     units: dict[int, _Unit] = {}
-    for node, unit in first.items():
-        circle = circles.get(unit)
-        if circle is None or unit[0] is None:
-            units[node] = unit
-        depth[node] = 0
-        if circle is not None:
-            before = [other for other in edges[node] if circles.get(first[other]) == circle]
-            depth[node] = max(
-                (depth[other] + (first[other] != unit) for other in before), default=0
-            )
-            if unit[0] is not None:
-                units[node] = (unit[0], depth[node])
+    for node, unit in whole.items():
+        cycle = cycles.get(unit)
+        # How often the longest path to the node, within the cycle, goes from one unit to another.
+        depth[node] = max(
+            (
+                depth[other] + (whole[other] != unit)
+                for other in edges[node]
+                if cycle is not None and cycles.get(whole[other]) == cycle
+            ),
+            default=0,
+        )
+        is_split = cycle is not None and unit[0] is not None
+        units[node] = (unit[0], depth[node]) if is_split else unit
     return units
 
 
-def _circles(units: Mapping[int, _Unit], edges: Edges) -> dict[_Unit, int]:
-    """The units that read from each other in a circle, with a number for each such circle."""
-    reads: dict[_Unit, dict[_Unit, None]] = {unit: {} for unit in units.values()}
+def _unit_edges(units: Mapping[int, _Unit], edges: Edges) -> _UnitEdges:
+    """Return for each unit the others that it consumes values of."""
+    sources: _UnitEdges = {unit: {} for unit in units.values()}
     for node, unit in units.items():
-        reads[unit].update((units[other], None) for other in edges[node] if units[other] != unit)
-    found: dict[_Unit, int] = {}
-    for number, component in enumerate(_components(reads)):
+        sources[unit].update((units[other], None) for other in edges[node] if units[other] != unit)
+    return sources
+
+
+def _find_cycles(sources: _UnitEdges) -> dict[_Unit, int]:
+    """Number the strongly connected components of several units, by Kosaraju's algorithm."""
+    consumers: _UnitEdges = {unit: {} for unit in sources}
+    for unit, others in sources.items():
+        for other in others:
+            consumers[other][unit] = None
+    cycles: dict[_Unit, int] = {}
+    seen: set[_Unit] = set()
+    for number, root in enumerate(reversed(_sources_first(sources))):
+        component = [] if root in seen else [root]
+        seen.add(root)
+        for unit in component:
+            new = [other for other in consumers[unit] if other not in seen]
+            seen.update(new)
+            component += new
         if len(component) > 1:
-            found.update(dict.fromkeys(component, number))
-    return found
+            cycles.update(dict.fromkeys(component, number))
+    return cycles
 
 
-def _components(reads: Mapping[_Unit, Mapping[_Unit, None]]) -> Iterator[list[_Unit]]:
-    """Strongly connected components, by Tarjan's walk with a stack of its own."""
-    index: dict[_Unit, int] = {}
-    low: dict[_Unit, int] = {}
-    waiting: list[_Unit] = []
-    on_stack: set[_Unit] = set()
-    for root in reads:
-        if root in index:
-            continue
-        walk = [(root, iter(reads[root]))]
-        index[root] = low[root] = len(index)
-        waiting.append(root)
-        on_stack.add(root)
-        while walk:
-            unit, following = walk[-1]
-            for other in following:
-                if other not in index:
-                    index[other] = low[other] = len(index)
-                    waiting.append(other)
-                    on_stack.add(other)
-                    walk.append((other, iter(reads[other])))
-                    break
-                if other in on_stack:
-                    low[unit] = min(low[unit], index[other])
+def _sources_first(sources: _UnitEdges) -> list[_Unit]:
+    """Order units by a depth-first search, each after all that it can reach, cycles aside."""
+    order: list[_Unit] = []
+    seen: set[_Unit] = set()
+    for root in sources:
+        stack = [] if root in seen else [(root, iter(sources[root]))]
+        seen.add(root)
+        while stack:
+            unit, others = stack[-1]
+            other = next((other for other in others if other not in seen), None)
+            if other is None:
+                order.append(unit)
+                stack.pop()
             else:
-                walk.pop()
-                if walk:
-                    low[walk[-1][0]] = min(low[walk[-1][0]], low[unit])
-                if low[unit] == index[unit]:
-                    component: list[_Unit] = []
-                    while not component or component[-1] != unit:
-                        component.append(waiting.pop())
-                        on_stack.discard(component[-1])
-                    yield component
+                seen.add(other)
+                stack.append((other, iter(sources[other])))
+    return order
 
 
-def _ranks(units: Mapping[int, _Unit], edges: Edges) -> dict[_Unit, int]:
-    """A number for each unit that is greater than those of all it reads from.
+def _rank_units(units: Mapping[int, _Unit], edges: Edges) -> dict[_Unit, int]:
+    """Number the units so that each has a greater number than all that it consumes values of.
 
-    The module's own nodes have even numbers, children odd ones, so own nodes of the same number
-    can be one piece: nothing lies between them.
+    The module's own nodes have even numbers and children odd ones. Own nodes may have the same
+    number as others that they consume: nothing has to run between them, so they are one group.
     """
-    reads: dict[_Unit, set[_Unit]] = defaultdict(set)
-    readers: dict[_Unit, set[_Unit]] = defaultdict(set)
-    for node, unit in units.items():
-        for source in edges[node]:
-            if units[source] != unit:
-                reads[unit].add(units[source])
-                readers[units[source]].add(unit)
+    sources = _unit_edges(units, edges)
     ranks: dict[_Unit, int] = {}
-    waits = {unit: len(reads[unit]) for unit in units.values()}
-    ready = [unit for unit, count in waits.items() if not count]
-    for unit in ready:
-        own = unit[0] is None
-        ranks[unit] = 0 if own else 1
-        for other in reads[unit]:
-            step = (0 if other[0] is None else 1) if own else (1 if other[0] is None else 2)
+    for unit in _sources_first(sources):
+        is_own = unit[0] is None
+        ranks[unit] = 0 if is_own else 1
+        for other in sources[unit]:
+            step = int(other[0] is not None) if is_own else 1 + (other[0] is not None)
             ranks[unit] = max(ranks[unit], ranks[other] + step)
-        for reader in readers[unit]:
-            waits[reader] -= 1
-            if not waits[reader]:
-                ready.append(reader)
     return ranks

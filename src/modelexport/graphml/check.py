@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import onnx
 
-from modelexport.analysis.checker import complaint
+from modelexport.analysis.validate import complaint
 from modelexport.errors import first_line
 from modelexport.graph.flat import flatten
 from modelexport.graphml.rebuild import Imported

@@ -79,7 +79,7 @@ class Pairing:
         if call.index or (record is not None and record.calls > 1):
             return
         if self._leaving is None:
-            self._leaving = boundary_values(self._file)[2].outputs
+            self._leaving = boundary_values(self._file).outputs
         taken = {name for names in (() if record is None else record.results) for name in names}
         yield from (
             name
