@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import modelexport
-from damage import Damage, copied, edit, edit_sidecar, everything
+from damage import Damage, copied, edit, edit_sidecar, everything, net
 from modelexport.analysis.findings import Code
 from modelexport.analysis.repair import Repair
 from modelexport.analysis.validate import Validation, validate
@@ -86,6 +88,27 @@ def test_a_clean_export_is_checked_by_its_sidecar(tmp_path: Path) -> None:
     assert everything(tmp_path) == before, "a clean file stays clean"
     edit(path, move_an_edge)
     assert Code.EDGE_MOVED in codes(path)
+
+
+@pytest.mark.regression
+def test_a_sidecar_of_another_graph_gives_no_tags(tmp_path: Path) -> None:
+    model, inputs = net()
+    for name, exported in (("m", model), ("other", model.encoder)):
+        path = tmp_path / f"{name}.onnx"
+        modelexport.export_model(exported, inputs, path, strategy="htp", clean=True)
+    (tmp_path / "other_hierarchy.json").replace(tmp_path / "m_hierarchy.json")
+    assert modelexport.validate(tmp_path / "m.onnx").checks["tags"] == "no tags"
+    assert not modelexport.validate(tmp_path / "m.onnx", check_consistency=True).valid
+
+
+@pytest.mark.regression
+def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(nn.Linear(64, 64), torch.ones(1, 64), path, external_data=True)
+    (tmp_path / "m.onnx.data").unlink()
+    (finding,) = modelexport.validate(path).findings
+    assert finding.code == "data-missing"
+    assert finding.message == "m.onnx.data is missing: the weights of m.onnx are in it"
 
 
 def cut_short(model: onnx.ModelProto) -> None:

@@ -18,6 +18,7 @@ class Code(enum.StrEnum):
     """The kinds of damage."""
 
     ONNX_INVALID = "onnx-invalid"
+    DATA_MISSING = "data-missing"
     DOC_MALFORMED = "doc-malformed"
     DOC_MISSING = "doc-missing"
     TAG_FORMAT = "tag-format"
@@ -49,6 +50,7 @@ _REBUILD = "validate --repair rebuilds it from the file"
 _EXPORT = "export the model again, or restore the exported file"
 _FIXES = {
     Code.ONNX_INVALID: _EXPORT,
+    Code.DATA_MISSING: "put it back into the folder of the model",
     Code.DOC_MALFORMED: _REPAIR,
     Code.DOC_MISSING: _REPAIR,
     Code.TAG_FORMAT: _REPAIR,

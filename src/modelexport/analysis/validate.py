@@ -15,7 +15,14 @@ from modelexport.analysis.repair import Repair, repair_file
 from modelexport.errors import FormatError, first_line, plural
 from modelexport.garbage import pause_collector
 from modelexport.modules.record import NodeTag
-from modelexport.onnx_file.model_file import StrPath, as_path
+from modelexport.onnx_file.model_file import (
+    StrPath,
+    as_path,
+    external_files,
+    is_file,
+    missing_data_error,
+    resolve_data_file,
+)
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.records import METADATA_KEY, looks_like_tag
 
@@ -64,12 +71,7 @@ def _validate(path: Path, check_consistency: bool, repaired: Repair | None) -> V
     model = load(path)
     has_map = model.is_tagged or model.has_metadata or model.has_sidecar
     recorded = RecordedMap(model) if check_consistency and has_map else None
-    message = complaint(path)
-    compliance = (
-        []
-        if message is None
-        else [make_finding(Code.ONNX_INVALID, path.name, " ".join(message.split()))]
-    )
+    compliance = _check_compliance(model)
     tags = [*_check_metadata(model), *_check_format(model), *_check_coverage(model, recorded)]
     agreement = [] if recorded is None else check_agreement(recorded)
     if recorded is not None and not (tags or agreement):
@@ -77,11 +79,31 @@ def _validate(path: Path, check_consistency: bool, repaired: Repair | None) -> V
     skipped = "no tags" if check_consistency else "not asked for"
     checks = {
         "onnx": _outcome(compliance),
-        "tags": _outcome(tags) if has_map else "no tags",
+        "tags": _outcome(tags) if tags or _has_tags(model) else "no tags",
         "consistency": skipped if recorded is None else _outcome(agreement),
     }
     findings = (*compliance, *tags, *agreement)
     return Validation(path.name, model.is_tagged, checks, findings, repaired)
+
+
+def _check_compliance(model: TaggedModel) -> list[Finding]:
+    """Run ONNX's full check, unless a data file is missing: the checker cannot run without it."""
+    missing = [
+        make_finding(Code.DATA_MISSING, location, missing_data_error(model.path, location).message)
+        for location in external_files(model.proto)
+        if not is_file(resolve_data_file(model.path, location))
+    ]
+    if missing:
+        return missing
+    message = complaint(model.path)
+    if message is None:
+        return []
+    return [make_finding(Code.ONNX_INVALID, model.path.name, " ".join(message.split()))]
+
+
+def _has_tags(model: TaggedModel) -> bool:
+    """Tell whether tags are in effect; a sidecar of another graph has none for this one."""
+    return model.has_metadata or model.in_effect.source is not None
 
 
 def complaint(path: Path) -> str | None:
