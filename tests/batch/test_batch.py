@@ -1,14 +1,14 @@
-"""Many exports: none takes another down, what is done is not done again, and every end is told."""
+"""A batch: a failure leaves other jobs alone, resuming skips what is done, each end is reported."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,17 @@ import pytest
 import modelexport
 from batch.batches import (
     BAD_JOBS,
+    DEADLINE,
     DEFAULTS,
     STATUS,
     bad_jobs,
     command,
-    gone,
     good_job,
     processes_in,
     results,
     run,
+    wait_for_end,
+    wait_until,
     write_jobs,
 )
 from modelexport.batch.jobs import read_jobs
@@ -32,21 +34,19 @@ from modelexport.batch.supervisor import run_job
 
 pytestmark = pytest.mark.integration
 
-GOOD_JOBS = [
-    good_job(f"job{number}", ("small", "wide", "chatty")[number % 3]) for number in range(36)
-]
+GOOD_JOBS = [good_job("a"), good_job("b", "wide"), good_job("c", "chatty"), good_job("d")]
 
 
 @pytest.mark.must
 @pytest.mark.parametrize("executor", ["process", "ray"])
-def test_forty_jobs_of_which_four_are_bad(executor: str, tmp_path: Path) -> None:
-    jobs = [*GOOD_JOBS[:10], *bad_jobs()[:2], *GOOD_JOBS[10:30], *bad_jobs()[2:], *GOOD_JOBS[30:]]
+def test_eight_jobs_of_which_four_fail(executor: str, tmp_path: Path) -> None:
+    jobs = [*GOOD_JOBS[:1], *bad_jobs()[:2], *GOOD_JOBS[1:3], *bad_jobs()[2:], *GOOD_JOBS[3:]]
     path = write_jobs(tmp_path, jobs)
     options = ("--executor", executor, "--workers", 2)
     first = run(path, *options)
     assert first.returncode == 3, first.stderr
     found = results(first)
-    assert len(found) == 40
+    assert len(found) == 8
     for job in GOOD_JOBS:
         result = found[job["name"]]
         assert result["status"] == "done", result
@@ -60,14 +60,14 @@ def test_forty_jobs_of_which_four_are_bad(executor: str, tmp_path: Path) -> None
         assert f"{name}: {STATUS[name]}, {result['message']}" in first.stderr
         assert "Traceback" not in first.stderr
     assert "the weights are of another model" in found["error"]["message"]
-    assert "15 s" in found["hang"]["message"]
+    assert "8 s" in found["hang"]["message"]
     assert "SIGABRT" in found["crash"]["message"]
     assert "2 GiB" in found["hungry"]["message"]
     written = {name for result in found.values() for name in result.get("files", ())}
     assert {entry.name for entry in (tmp_path / "out").iterdir()} == written | {
         "jobs_results.jsonl"
     }
-    assert gone(tmp_path)
+    wait_for_end(tmp_path)
 
     times = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written}
     again = results(run(path, *options, "--resume"))
@@ -118,18 +118,13 @@ def test_a_batch_that_was_cut_short_goes_on(tmp_path: Path) -> None:
 
 
 def _started(path: Path, folder: Path, *options: object) -> subprocess.Popen[str]:
-    """A batch whose good job is done and whose other job hangs."""
+    """Start a batch, and wait until its good job is done and its other job runs."""
     process = subprocess.Popen(
         command(path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    end = time.monotonic() + 120
     lines = folder / "out" / "jobs_results.jsonl"
-    while not (lines.exists() and b"quick" in lines.read_bytes()):
-        assert time.monotonic() < end
-        assert process.poll() is None
-        time.sleep(0.1)
-    while not processes_in(folder):
-        time.sleep(0.1)
+    wait_until(lambda: lines.exists() and b"quick" in lines.read_bytes(), process)
+    wait_until(lambda: bool(processes_in(folder)), process)
     return process
 
 
@@ -139,12 +134,12 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     path = write_jobs(tmp_path, [good_job("quick"), hanging])
     process = _started(path, tmp_path)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=DEADLINE)
     assert process.returncode == 130
     assert "stopped: 1 job ended, 1 to do" in stderr
     assert f"modelexport batch {path} --resume" in stderr
     assert "Traceback" not in stderr
-    assert gone(tmp_path)
+    wait_for_end(tmp_path)
     assert not [entry for entry in (tmp_path / "out").iterdir() if entry.name.startswith(".")]
     hanging["model"] = "good.py:small"
     write_jobs(tmp_path, [good_job("quick"), hanging])
@@ -163,23 +158,19 @@ def test_jobs_end_with_a_batch_that_is_killed(bad: str, tmp_path: Path) -> None:
     process = _started(path, tmp_path)
     process.kill()
     process.communicate()
-    assert gone(tmp_path)
-    end = time.monotonic() + 20
-    while [entry for entry in (tmp_path / "out").iterdir() if entry.name.startswith(".")]:
-        assert time.monotonic() < end, "what the job left is not cleared"
-        time.sleep(0.05)
+    wait_for_end(tmp_path)
+    wait_until(lambda: not list((tmp_path / "out").glob(".*")))
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_what_jobs_on_ray_have_started_ends_with_them(end: signal.Signals, tmp_path: Path) -> None:
     jobs = [good_job("quick"), {"name": "parent", "model": "bad.py:parent", "timeout": 600}]
     process = _started(write_jobs(tmp_path, jobs), tmp_path, "--executor", "ray", "--workers", 1)
-    while len(processes_in(tmp_path)) < 2:
-        time.sleep(0.1)
+    wait_until(lambda: len(processes_in(tmp_path)) >= 2, process)
     process.send_signal(end)
-    process.communicate(timeout=60)
+    process.communicate(timeout=DEADLINE)
     assert process.returncode == (130 if end == signal.SIGINT else -end)
-    assert gone(tmp_path)
+    wait_for_end(tmp_path)
 
 
 def test_a_batch_that_cannot_start_keeps_the_results(tmp_path: Path) -> None:
@@ -190,11 +181,11 @@ def test_a_batch_that_cannot_start_keeps_the_results(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"127.0.0.1:{free.getsockname()[1]}"
     assert run(path, "--ray-address", nobody).returncode == 2
-    start = time.monotonic()
     shown = run(path, "--executor", "ray", "--ray-address", nobody)
-    assert time.monotonic() - start < 30
     assert shown.returncode == 2
-    assert shown.stderr.startswith(f"Error: cannot reach the Ray cluster at {nobody}: ")
+    # refused at once, not after Ray's own timeout
+    refused = f"[Errno {errno.ECONNREFUSED}]"
+    assert shown.stderr.startswith(f"Error: cannot reach the Ray cluster at {nobody}: {refused}")
     assert "RAY_AUTH_MODE=token" in shown.stderr
     assert len(shown.stderr.splitlines()) == 1
     assert lines.read_text() == '{"name": "a"}\n'
@@ -205,15 +196,17 @@ def test_waiting_for_a_cluster_that_does_not_answer_can_be_stopped(
     end: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     path = write_jobs(tmp_path, [good_job("a")])
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    # on all interfaces: Ray replaces the loopback address by that of the machine
+    with socket.create_server(("0.0.0.0", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         process = subprocess.Popen(command(path, "--executor", "ray", "--ray-address", address))
-        silent.settimeout(120)
-        silent.accept()[0].close()
-        time.sleep(2)  # the connection only said that somebody is there; Ray is at it now
+        silent.settimeout(DEADLINE)
+        silent.accept()[0].close()  # the probe whether anybody listens
+        connection, _ = silent.accept()  # Ray, which gets no answer
         assert process.poll() is None
         process.send_signal(end)
-        assert process.wait(timeout=20) == code
+        assert process.wait(timeout=DEADLINE) == code
+        connection.close()
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,14 +251,16 @@ def test_what_a_job_prints_and_leaves_running(tmp_path: Path) -> None:
     assert found["fails"]["status"] == "crashed"
     assert "exit code 7" in found["fails"]["message"]
     assert "loud and clear" in found["fails"]["log"]
-    assert gone(tmp_path)
+    wait_for_end(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("code", "status", "says"),
     [
         (
-            "for fd in range(3, 64):\n        try: os.write(fd, b'garbage\\n')\n        except OSError: pass",
+            "for fd in range(3, 64):\n"
+            "        try: os.write(fd, b'garbage\\n')\n"
+            "        except OSError: pass",
             "done",
             "",
         ),

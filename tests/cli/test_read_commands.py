@@ -239,7 +239,8 @@ def test_unwritable_places(onnx_file: Path) -> None:
 )
 def test_reading_needs_neither_torch_nor_a_runtime(onnx_file: Path, arguments: list[str]) -> None:
     code = (
-        f"import sys\nfrom modelexport.cli.main import main\nmain({arguments!r}, standalone_mode=False)\n"
+        "import sys\nfrom modelexport.cli.main import main\n"
+        f"main({arguments!r}, standalone_mode=False)\n"
         "assert not {'torch', 'transformers', 'onnxruntime'} & set(sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
