@@ -78,7 +78,7 @@ def test_eight_jobs_of_which_four_fail(executor: str, tmp_path: Path) -> None:
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written} == times
 
 
-def test_what_has_changed_is_done_again(tmp_path: Path) -> None:
+def test_resuming_runs_changed_jobs_again(tmp_path: Path) -> None:
     jobs = [
         good_job(name) for name in ("kept", "damaged", "lost", "told otherwise", "other inputs")
     ]
@@ -108,7 +108,7 @@ def test_what_has_changed_is_done_again(tmp_path: Path) -> None:
     assert {result["status"] for result in results(run(path, "--resume")).values()} == {"done"}
 
 
-def test_a_batch_that_was_cut_short_goes_on(tmp_path: Path) -> None:
+def test_resuming_after_a_killed_batch(tmp_path: Path) -> None:
     path = write_jobs(tmp_path, [good_job("a"), good_job("b")])
     assert run(path).returncode == 0
     lines = tmp_path / "out" / "jobs_results.jsonl"
@@ -129,7 +129,7 @@ def _started(path: Path, folder: Path, *options: object) -> subprocess.Popen[str
 
 
 @pytest.mark.must
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_stops_cleanly_and_prints_how_to_resume(tmp_path: Path) -> None:
     hanging = {"name": "hang", "model": "bad.py:hang", "timeout": 600}
     path = write_jobs(tmp_path, [good_job("quick"), hanging])
     process = _started(path, tmp_path)
@@ -163,7 +163,7 @@ def test_jobs_end_with_a_batch_that_is_killed(bad: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_what_jobs_on_ray_have_started_ends_with_them(end: signal.Signals, tmp_path: Path) -> None:
+def test_processes_of_ray_jobs_end_with_the_batch(end: signal.Signals, tmp_path: Path) -> None:
     jobs = [good_job("quick"), {"name": "parent", "model": "bad.py:parent", "timeout": 600}]
     process = _started(write_jobs(tmp_path, jobs), tmp_path, "--executor", "ray", "--workers", 1)
     wait_until(lambda: len(processes_in(tmp_path)) >= 2, process)
@@ -231,7 +231,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len((tmp_path / "results" / "jobs_results.jsonl").read_text().splitlines()) == 2
 
 
-def test_what_a_job_prints_and_leaves_running(tmp_path: Path) -> None:
+def test_a_job_may_print_and_leave_processes_running(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(
         "import os, subprocess, sys, threading, time\n"
         "from good import small\n"
@@ -295,13 +295,13 @@ def test_a_job_that_misbehaves_has_a_result(
     assert "KeyboardInterrupt" not in "".join(result.details)
 
 
-def test_files_beside_the_list_are_not_taken_for_modules(tmp_path: Path) -> None:
+def test_files_beside_the_list_are_not_imported(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit('the wrong one')")
     (tmp_path / "types.py").write_text("raise SystemExit('the wrong one')")
     assert run(write_jobs(tmp_path, [good_job("a")])).returncode == 0
 
 
-def test_a_batch_goes_on_when_nobody_reads_its_lines(tmp_path: Path) -> None:
+def test_a_batch_goes_on_when_stdout_is_closed(tmp_path: Path) -> None:
     path = write_jobs(tmp_path, [good_job("a"), good_job("b"), good_job("c")])
     line = f"{shlex.join(command(path, '--workers', 1))} | head -c 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
@@ -323,7 +323,7 @@ def test_a_name_with_markup_on_a_terminal(tmp_path: Path) -> None:
     assert "[bold]x: done" in shown.stdout
 
 
-def test_people_see_a_table_of_80_columns(tmp_path: Path) -> None:
+def test_the_summary_has_80_columns(tmp_path: Path) -> None:
     jobs = [good_job("a\x1b[31mb"), {"name": "error", "model": "bad.py:error"}]
     shown = run(write_jobs(tmp_path, jobs), "--output-format", "text")
     assert shown.returncode == 3
@@ -333,7 +333,7 @@ def test_people_see_a_table_of_80_columns(tmp_path: Path) -> None:
     assert "--resume" in shown.stderr
 
 
-def test_results_are_lines_for_programs(tmp_path: Path) -> None:
+def test_results_are_lines_of_json(tmp_path: Path) -> None:
     shown = run(write_jobs(tmp_path, [good_job("a")]))
     assert shown.returncode == 0
     assert shown.stdout == (tmp_path / "out" / "jobs_results.jsonl").read_text()
