@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,11 +60,22 @@ def broken():
 """
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export the model once for all tests."""
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("nets.py").write_text(FACTORY)
+        assert run("export", "nets.py:make", "net.onnx").exit_code == 0
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a copy of the exported files."""
+    shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    Path("nets.py").write_text(FACTORY)
-    assert run("export", "nets.py:make", "net.onnx").exit_code == 0
     return tmp_path
 
 
@@ -107,7 +119,9 @@ def test_the_list(folder: Path) -> None:
         (("none.onnx", "blocks.1", "p.onnx"), "cannot read none.onnx"),
     ],
 )
-def test_extract_reports_bad_input_in_one_line(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_extract_reports_bad_input_in_one_line(
+    folder: Path, arguments: tuple[str, ...], said: str
+) -> None:
     result = run("extract", *arguments)
     assert result.exit_code == 2
     assert said in result.stderr
@@ -253,7 +267,9 @@ def test_verify_makes_the_inputs_of_the_export(folder: Path) -> None:
         (("nets.py:make", "net.onnx", "--output-file", "nets.py"), "is a model or a part of one"),
     ],
 )
-def test_verify_reports_bad_input_in_one_line(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_verify_reports_bad_input_in_one_line(
+    folder: Path, arguments: tuple[str, ...], said: str
+) -> None:
     before = Path("nets.py").read_bytes()
     result = run("verify", *arguments)
     assert result.exit_code == 2

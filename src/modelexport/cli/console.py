@@ -28,7 +28,7 @@ WIDTH_WHEN_PIPED = 80
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BEYOND_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Those control characters that a JSON encoder does not escape."""
+"""Those control characters that JSON does not escape by itself."""
 _FORMULA = ("=", "+", "-", "@")
 
 
