@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import CRASHED, JobResult
@@ -20,19 +20,6 @@ from modelexport.errors import ArgumentError, SourceError, first_line
 EXECUTORS = ("process", "ray")
 _TICK = 0.25
 _PROBE, _CONNECT = 5, 60
-
-
-class Executor(Protocol):
-    """Where jobs run."""
-
-    def results(self, jobs: Iterable[BatchJob]) -> Iterator[list[JobResult]]:
-        """Run jobs until all have ended; yield several times a second what has ended since."""
-
-    def running(self) -> dict[str, float]:
-        """Return the names of the running jobs, as far as they are known, with their seconds."""
-
-    def stop(self) -> None:
-        """Kill all jobs; those that have not ended get no result."""
 
 
 class ProcessExecutor:
@@ -46,7 +33,14 @@ class ProcessExecutor:
         self._pool = ThreadPoolExecutor(workers)
 
     def results(self, jobs: Iterable[BatchJob]) -> Iterator[list[JobResult]]:
-        """Run jobs; each thread of the pool supervises one process."""
+        """Run jobs until all have ended; each thread of the pool supervises one process.
+
+        Args:
+            jobs: The jobs.
+
+        Yields:
+            Several times a second, the results of the jobs that have ended since; often none.
+        """
         pending: set[Future[JobResult]] = {self._pool.submit(self._run, job) for job in jobs}
         while pending:
             ended, pending = wait(pending, _TICK, FIRST_COMPLETED)
@@ -68,7 +62,7 @@ class ProcessExecutor:
         return {name: time.monotonic() - start for name, start in self._started.copy().items()}
 
     def stop(self) -> None:
-        """Kill all jobs, and wait until their processes have ended."""
+        """Kill all jobs, and wait until their processes have ended; they get no result."""
         self._stopped.set()
         self._pool.shutdown(cancel_futures=True)
 
@@ -129,7 +123,14 @@ class RayExecutor:
             raise errors[0]
 
     def results(self, jobs: Iterable[BatchJob]) -> Iterator[list[JobResult]]:
-        """Submit all jobs at once; Ray decides when and where each runs."""
+        """Run jobs until all have ended; Ray decides when and where each runs.
+
+        Args:
+            jobs: The jobs.
+
+        Yields:
+            Several times a second, the results of the jobs that have ended since; often none.
+        """
         task = self._ray.remote(num_cpus=1, max_retries=0)(run_job)
         self._tasks = {task.remote(job, self._folder, self._workers): job for job in jobs}
         while self._tasks:
@@ -161,6 +162,9 @@ class RayExecutor:
         for reference in self._tasks:
             self._ray.cancel(reference, force=True)
         self._ray.shutdown()
+
+
+Executor = ProcessExecutor | RayExecutor
 
 
 def _probe(address: str) -> None:

@@ -100,7 +100,7 @@ def _run(request: JobRequest, folder: Path, stopped: Callable[[], bool]) -> JobR
             guard.communicate(b"ended")
     result = output.result
     if result is None or timed_out:
-        result = _make_result(job, output, timed_out)
+        result = _make_result(job, output, None if timed_out else process.returncode)
     if result.status == OUT_OF_MEMORY:
         result = _explain_memory(result, request.memory)
     if result.succeeded:
@@ -127,7 +127,7 @@ class _WorkerOutput:
         self._process = process
         self._pipes = (process.stdin, process.stdout, process.stderr)
         self._partial_line = b""
-        self._log: deque[bytes] = deque(maxlen=_LOG_LINES + 1)
+        self.log: deque[bytes] = deque(maxlen=_LOG_LINES + 1)
         self._selector = selectors.DefaultSelector()
         for pipe, take in ((process.stdout, self._take_messages), (process.stderr, self._take_log)):
             os.set_blocking(pipe.fileno(), False)
@@ -178,22 +178,13 @@ class _WorkerOutput:
 
     def _take_log(self, chunk: bytes) -> None:
         """Keep the last lines of stderr."""
-        last = self._log.pop() if self._log else b""
-        self._log.extend((last[-_CHUNK:] + chunk).split(b"\n"))
+        last = self.log.pop() if self.log else b""
+        self.log.extend((last[-_CHUNK:] + chunk).split(b"\n"))
 
     def log_lines(self) -> tuple[str, ...]:
         """Return the last lines that the job printed."""
-        lines = (line.decode("utf-8", "replace").rstrip()[:_LONGEST_LINE] for line in self._log)
+        lines = (line.decode("utf-8", "replace").rstrip()[:_LONGEST_LINE] for line in self.log)
         return tuple(line for line in lines if line)
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the process; a signal is negative."""
-        return int(self._process.returncode)
-
-    def printed(self, word: bytes) -> bool:
-        """Tell whether a word is in the last lines that the job printed."""
-        return any(word in line for line in self._log)
 
     def close(self) -> None:
         """Close the pipes."""
@@ -203,18 +194,18 @@ class _WorkerOutput:
                 pipe.close()
 
 
-def _make_result(job: BatchJob, output: _WorkerOutput, timed_out: bool) -> JobResult:
-    """Make a result for a process that sent none in time."""
+def _make_result(job: BatchJob, output: _WorkerOutput, exit_code: int | None) -> JobResult:
+    """Make a result for a process that sent none in time; it has no exit code if it timed out."""
     step = f"; its last step: {output.step}" if output.step else ""
-    if timed_out:
+    if exit_code is None:
         status, message = TIMED_OUT, f"no result within {job.timeout:g} s{step}"
         hint = "give it more time with timeout or --timeout, or look at what it was doing"
-    elif output.printed(_NO_MEMORY):
+    elif any(_NO_MEMORY in line for line in output.log):
         status, message, hint = OUT_OF_MEMORY, "", ""
     else:
-        code = output.exit_code
-        reason = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
-        end = f"exit code {code}" if code >= 0 else f"{_signal_name(-code)}{reason}"
+        killed = exit_code == -signal.SIGKILL
+        reason = ", as the system does when memory runs out" if killed else ""
+        end = f"exit code {exit_code}" if exit_code >= 0 else f"{_signal_name(-exit_code)}{reason}"
         status, message = CRASHED, f"its process ended with {end}{step}"
         hint = "run it by itself with modelexport export -v to see what it prints"
     return JobResult(

@@ -130,24 +130,21 @@ def show(parts: Iterable[RenderableType], output_file: Path | None = None) -> No
     """
     from rich.console import Console
 
-    if output_file is None and sys.stdout.isatty():
-        screen = Console(highlight=False, markup=False, emoji=False)
-        for part in parts:
-            screen.print(part)
-        return
     text = io.StringIO()
-    page = Console(
-        file=text,
+    on_screen = output_file is None and sys.stdout.isatty()
+    console = Console(
+        file=None if on_screen else text,
+        width=None if on_screen else WIDTH_WHEN_PIPED,
+        color_system="auto" if on_screen else None,
         highlight=False,
         markup=False,
         emoji=False,
-        width=WIDTH_WHEN_PIPED,
-        color_system=None,
     )
     for part in parts:
-        page.print(part)
-    plain = re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE)
-    emit(plain.encode("utf-8", "backslashreplace"), output_file)
+        console.print(part)
+    if not on_screen:
+        plain = re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE)
+        emit(plain.encode("utf-8", "backslashreplace"), output_file)
 
 
 def emit(data: bytes, output_file: Path | None = None) -> None:
