@@ -45,25 +45,25 @@ def test_eight_jobs_of_which_four_fail(executor: str, tmp_path: Path) -> None:
     options = ("--executor", executor, "--workers", 2)
     first = run(path, *options)
     assert first.returncode == 3, first.stderr
-    found = results(first)
-    assert len(found) == 8
+    ended = results(first)
+    assert len(ended) == 8
     for job in GOOD_JOBS:
-        result = found[job["name"]]
+        result = ended[job["name"]]
         assert result["status"] == "done", result
         assert result["coverage"] == 1.0
         assert modelexport.validate(result["output"], check_consistency=True).valid
     for name in BAD_JOBS:
-        result = found[name]
+        result = ended[name]
         assert result["status"] == STATUS[name], result
         assert result["message"]
         assert result["hint"]
         assert f"{name}: {STATUS[name]}, {result['message']}" in first.stderr
         assert "Traceback" not in first.stderr
-    assert "the weights are of another model" in found["error"]["message"]
-    assert "8 s" in found["hang"]["message"]
-    assert "SIGABRT" in found["crash"]["message"]
-    assert "2 GiB" in found["hungry"]["message"]
-    written = {name for result in found.values() for name in result.get("files", ())}
+    assert "the weights are of another model" in ended["error"]["message"]
+    assert "8 s" in ended["hang"]["message"]
+    assert "SIGABRT" in ended["crash"]["message"]
+    assert "2 GiB" in ended["hungry"]["message"]
+    written = {name for result in ended.values() for name in result.get("files", ())}
     assert {entry.name for entry in (tmp_path / "out").iterdir()} == written | {
         "jobs_results.jsonl"
     }
@@ -79,9 +79,7 @@ def test_eight_jobs_of_which_four_fail(executor: str, tmp_path: Path) -> None:
 
 
 def test_resuming_runs_changed_jobs_again(tmp_path: Path) -> None:
-    jobs = [
-        good_job(name) for name in ("kept", "damaged", "lost", "told otherwise", "other inputs")
-    ]
+    jobs = [good_job(name) for name in ("kept", "damaged", "lost", "other options", "other inputs")]
     jobs[4]["input_specs"] = "inputs.json"
     specs = tmp_path / "inputs.json"
     specs.write_text('{"input": {"shape": [2, 4]}}')
@@ -101,7 +99,7 @@ def test_resuming_runs_changed_jobs_again(tmp_path: Path) -> None:
         "kept": "skipped",
         "damaged": "done",
         "lost": "done",
-        "told otherwise": "done",
+        "other options": "done",
         "other inputs": "done",
     }
     (tmp_path / "good.py").write_text((tmp_path / "good.py").read_text() + "\n# another version\n")
@@ -113,8 +111,8 @@ def test_resuming_after_a_killed_batch(tmp_path: Path) -> None:
     assert run(path).returncode == 0
     lines = tmp_path / "out" / "jobs_results.jsonl"
     lines.write_bytes(lines.read_bytes()[:-20])  # killed while it wrote its last line
-    found = results(run(path, "--resume"))
-    assert sorted(result["status"] for result in found.values()) == ["done", "skipped"]
+    ended = results(run(path, "--resume"))
+    assert sorted(result["status"] for result in ended.values()) == ["done", "skipped"]
 
 
 def _started(path: Path, folder: Path, *options: object) -> subprocess.Popen[str]:
@@ -212,22 +210,22 @@ def test_waiting_for_a_cluster_that_does_not_answer_can_be_stopped(
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_jobs(tmp_path, [good_job("unused")])
     monkeypatch.chdir(tmp_path)
-    told: list[modelexport.JobResult] = []
-    found = modelexport.export_batch(
+    reported: list[modelexport.JobResult] = []
+    ended = modelexport.export_batch(
         [
             {"model": "good.py:small", "output": "deep/er/a.onnx", "with_report": True},
             {"model": "bad.py:error", "output": "b.onnx"},
         ],
         defaults=DEFAULTS,
         output_dir="results",
-        on_result=told.append,
+        on_result=reported.append,
     )
-    assert [result.name for result in found] == ["deep/er/a", "b"]
-    assert [result.status for result in found] == ["done", "failed"]
-    assert sorted(told, key=lambda result: result.status) == found
-    assert sorted(found[0].files) == ["a.onnx", "a_hierarchy.json", "a_report.md"]
+    assert [result.name for result in ended] == ["deep/er/a", "b"]
+    assert [result.status for result in ended] == ["done", "failed"]
+    assert sorted(reported, key=lambda result: result.status) == ended
+    assert sorted(ended[0].files) == ["a.onnx", "a_hierarchy.json", "a_report.md"]
     assert (tmp_path / "results" / "deep" / "er" / "a.onnx").is_file()
-    assert found[1].exit_code == 2
+    assert ended[1].exit_code == 2
     assert len((tmp_path / "results" / "jobs_results.jsonl").read_text().splitlines()) == 2
 
 
@@ -246,11 +244,11 @@ def test_a_job_may_print_and_leave_processes_running(tmp_path: Path) -> None:
         "    os._exit(7)\n"
     )
     jobs = [{"name": "ends", "model": "loud.py:make"}, {"name": "fails", "model": "loud.py:fail"}]
-    found = results(run(write_jobs(tmp_path, jobs)))
-    assert found["ends"]["status"] == "done"
-    assert found["fails"]["status"] == "crashed"
-    assert "exit code 7" in found["fails"]["message"]
-    assert "loud and clear" in found["fails"]["log"]
+    ended = results(run(write_jobs(tmp_path, jobs)))
+    assert ended["ends"]["status"] == "done"
+    assert ended["fails"]["status"] == "crashed"
+    assert "exit code 7" in ended["fails"]["message"]
+    assert "loud and clear" in ended["fails"]["log"]
     wait_for_end(tmp_path)
 
 
