@@ -1,4 +1,4 @@
-"""Jobs to run: models that are good, and models that are bad in every way that a process can notice."""
+"""Jobs for the batch tests: models that export, and models that fail in every way."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ def small():
 
 
 def wide():
-    return nn.Sequential(nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3), nn.Flatten()), (torch.ones(1, 2, 8),)
+    layers = nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3), nn.Flatten()
+    return nn.Sequential(*layers), (torch.ones(1, 2, 8),)
 
 
 def chatty():
@@ -101,17 +104,19 @@ def error():
     return Bad(refuse), (torch.ones(2, 4),)
 """
 BAD_JOBS = {
-    "hang": {"timeout": 15},
+    "hang": {"timeout": 8},
     "crash": {},
     "hungry": {"memory": "2 GiB"},
     "error": {},
 }
 STATUS = {"hang": "timed-out", "crash": "crashed", "hungry": "out-of-memory", "error": "failed"}
 DEFAULTS = {"strategy": "htp", "timeout": 300}
+DEADLINE = 300
+"""Seconds after which a test that waits for a condition fails."""
 
 
 def write_jobs(folder: Path, jobs: list[dict[str, Any]], **settings: Any) -> Path:
-    """A jobs file with the models that its jobs name."""
+    """Write a jobs file, and beside it the models that its jobs name."""
     (folder / "good.py").write_text(GOOD)
     (folder / "bad.py").write_text(BAD)
     path = folder / "jobs.json"
@@ -122,16 +127,19 @@ def write_jobs(folder: Path, jobs: list[dict[str, Any]], **settings: Any) -> Pat
 
 
 def good_job(name: str, factory: str = "small") -> dict[str, Any]:
+    """Make a job that succeeds."""
     return {"name": name, "model": f"good.py:{factory}"}
 
 
 def bad_jobs() -> list[dict[str, Any]]:
+    """Make the jobs that do not succeed."""
     return [
         {"name": name, "model": f"bad.py:{name}", **limits} for name, limits in BAD_JOBS.items()
     ]
 
 
 def command(*arguments: object) -> list[str]:
+    """Return the command line of `modelexport batch`."""
     return [
         sys.executable,
         "-c",
@@ -142,34 +150,37 @@ def command(*arguments: object) -> list[str]:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """`modelexport batch` as a process of its own."""
+    """Run `modelexport batch` as a process of its own."""
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=900)
 
 
 def results(process: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
-    """The lines on stdout, by job."""
+    """Read the results on stdout, by job."""
     lines = [json.loads(line) for line in process.stdout.splitlines()]
     assert len({line["name"] for line in lines}) == len(lines), process.stderr
     return {line["name"]: line for line in lines}
 
 
 def processes_in(folder: Path) -> list[int]:
-    """The processes of this machine that work in a folder."""
-    found = []
+    """List the processes of this machine that work in a folder."""
+    processes = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                here = os.readlink(entry / "cwd") == str(folder)
-            except OSError:
-                continue
-            if here and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                if os.readlink(entry / "cwd") == str(folder):
+                    processes.append(int(entry.name))
+    return processes
 
 
-def gone(folder: Path, seconds: float = 20) -> bool:
-    """Whether all processes that work in a folder are gone within some seconds."""
-    end = time.monotonic() + seconds
-    while processes_in(folder) and time.monotonic() < end:
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    """Wait for a condition; fail if it does not come, or if the process ends before it."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come about"
+        assert process is None or process.poll() is None, "the process ended"
         time.sleep(0.05)
-    return not processes_in(folder)
+
+
+def wait_for_end(folder: Path) -> None:
+    """Wait until no process works in a folder any more."""
+    wait_until(lambda: not processes_in(folder))

@@ -1,14 +1,14 @@
-"""Many exports: none takes another down, what is done is not done again, and every end is told."""
+"""A batch: a failure leaves other jobs alone, resuming skips what is done, each end is reported."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,17 @@ import pytest
 import modelexport
 from batch.batches import (
     BAD_JOBS,
+    DEADLINE,
     DEFAULTS,
     STATUS,
     bad_jobs,
     command,
-    gone,
     good_job,
     processes_in,
     results,
     run,
+    wait_for_end,
+    wait_until,
     write_jobs,
 )
 from modelexport.batch.jobs import read_jobs
@@ -32,42 +34,40 @@ from modelexport.batch.supervisor import run_job
 
 pytestmark = pytest.mark.integration
 
-GOOD_JOBS = [
-    good_job(f"job{number}", ("small", "wide", "chatty")[number % 3]) for number in range(36)
-]
+GOOD_JOBS = [good_job("a"), good_job("b", "wide"), good_job("c", "chatty"), good_job("d")]
 
 
 @pytest.mark.must
 @pytest.mark.parametrize("executor", ["process", "ray"])
-def test_forty_jobs_of_which_four_are_bad(executor: str, tmp_path: Path) -> None:
-    jobs = [*GOOD_JOBS[:10], *bad_jobs()[:2], *GOOD_JOBS[10:30], *bad_jobs()[2:], *GOOD_JOBS[30:]]
+def test_eight_jobs_of_which_four_fail(executor: str, tmp_path: Path) -> None:
+    jobs = [*GOOD_JOBS[:1], *bad_jobs()[:2], *GOOD_JOBS[1:3], *bad_jobs()[2:], *GOOD_JOBS[3:]]
     path = write_jobs(tmp_path, jobs)
     options = ("--executor", executor, "--workers", 2)
     first = run(path, *options)
     assert first.returncode == 3, first.stderr
-    found = results(first)
-    assert len(found) == 40
+    ended = results(first)
+    assert len(ended) == 8
     for job in GOOD_JOBS:
-        result = found[job["name"]]
+        result = ended[job["name"]]
         assert result["status"] == "done", result
         assert result["coverage"] == 1.0
         assert modelexport.validate(result["output"], check_consistency=True).valid
     for name in BAD_JOBS:
-        result = found[name]
+        result = ended[name]
         assert result["status"] == STATUS[name], result
         assert result["message"]
         assert result["hint"]
         assert f"{name}: {STATUS[name]}, {result['message']}" in first.stderr
         assert "Traceback" not in first.stderr
-    assert "the weights are of another model" in found["error"]["message"]
-    assert "15 s" in found["hang"]["message"]
-    assert "SIGABRT" in found["crash"]["message"]
-    assert "2 GiB" in found["hungry"]["message"]
-    written = {name for result in found.values() for name in result.get("files", ())}
+    assert "the weights are of another model" in ended["error"]["message"]
+    assert "8 s" in ended["hang"]["message"]
+    assert "SIGABRT" in ended["crash"]["message"]
+    assert "2 GiB" in ended["hungry"]["message"]
+    written = {name for result in ended.values() for name in result.get("files", ())}
     assert {entry.name for entry in (tmp_path / "out").iterdir()} == written | {
         "jobs_results.jsonl"
     }
-    assert gone(tmp_path)
+    wait_for_end(tmp_path)
 
     times = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written}
     again = results(run(path, *options, "--resume"))
@@ -78,10 +78,8 @@ def test_forty_jobs_of_which_four_are_bad(executor: str, tmp_path: Path) -> None
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written} == times
 
 
-def test_what_has_changed_is_done_again(tmp_path: Path) -> None:
-    jobs = [
-        good_job(name) for name in ("kept", "damaged", "lost", "told otherwise", "other inputs")
-    ]
+def test_resuming_runs_changed_jobs_again(tmp_path: Path) -> None:
+    jobs = [good_job(name) for name in ("kept", "damaged", "lost", "other options", "other inputs")]
     jobs[4]["input_specs"] = "inputs.json"
     specs = tmp_path / "inputs.json"
     specs.write_text('{"input": {"shape": [2, 4]}}')
@@ -101,50 +99,45 @@ def test_what_has_changed_is_done_again(tmp_path: Path) -> None:
         "kept": "skipped",
         "damaged": "done",
         "lost": "done",
-        "told otherwise": "done",
+        "other options": "done",
         "other inputs": "done",
     }
     (tmp_path / "good.py").write_text((tmp_path / "good.py").read_text() + "\n# another version\n")
     assert {result["status"] for result in results(run(path, "--resume")).values()} == {"done"}
 
 
-def test_a_batch_that_was_cut_short_goes_on(tmp_path: Path) -> None:
+def test_resuming_after_a_killed_batch(tmp_path: Path) -> None:
     path = write_jobs(tmp_path, [good_job("a"), good_job("b")])
     assert run(path).returncode == 0
     lines = tmp_path / "out" / "jobs_results.jsonl"
     lines.write_bytes(lines.read_bytes()[:-20])  # killed while it wrote its last line
-    found = results(run(path, "--resume"))
-    assert sorted(result["status"] for result in found.values()) == ["done", "skipped"]
+    ended = results(run(path, "--resume"))
+    assert sorted(result["status"] for result in ended.values()) == ["done", "skipped"]
 
 
 def _started(path: Path, folder: Path, *options: object) -> subprocess.Popen[str]:
-    """A batch whose good job is done and whose other job hangs."""
+    """Start a batch, and wait until its good job is done and its other job runs."""
     process = subprocess.Popen(
         command(path, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    end = time.monotonic() + 120
     lines = folder / "out" / "jobs_results.jsonl"
-    while not (lines.exists() and b"quick" in lines.read_bytes()):
-        assert time.monotonic() < end
-        assert process.poll() is None
-        time.sleep(0.1)
-    while not processes_in(folder):
-        time.sleep(0.1)
+    wait_until(lambda: lines.exists() and b"quick" in lines.read_bytes(), process)
+    wait_until(lambda: bool(processes_in(folder)), process)
     return process
 
 
 @pytest.mark.must
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_stops_cleanly_and_prints_how_to_resume(tmp_path: Path) -> None:
     hanging = {"name": "hang", "model": "bad.py:hang", "timeout": 600}
     path = write_jobs(tmp_path, [good_job("quick"), hanging])
     process = _started(path, tmp_path)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=DEADLINE)
     assert process.returncode == 130
     assert "stopped: 1 job ended, 1 to do" in stderr
     assert f"modelexport batch {path} --resume" in stderr
     assert "Traceback" not in stderr
-    assert gone(tmp_path)
+    wait_for_end(tmp_path)
     assert not [entry for entry in (tmp_path / "out").iterdir() if entry.name.startswith(".")]
     hanging["model"] = "good.py:small"
     write_jobs(tmp_path, [good_job("quick"), hanging])
@@ -163,23 +156,19 @@ def test_jobs_end_with_a_batch_that_is_killed(bad: str, tmp_path: Path) -> None:
     process = _started(path, tmp_path)
     process.kill()
     process.communicate()
-    assert gone(tmp_path)
-    end = time.monotonic() + 20
-    while [entry for entry in (tmp_path / "out").iterdir() if entry.name.startswith(".")]:
-        assert time.monotonic() < end, "what the job left is not cleared"
-        time.sleep(0.05)
+    wait_for_end(tmp_path)
+    wait_until(lambda: not list((tmp_path / "out").glob(".*")))
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_what_jobs_on_ray_have_started_ends_with_them(end: signal.Signals, tmp_path: Path) -> None:
+def test_processes_of_ray_jobs_end_with_the_batch(end: signal.Signals, tmp_path: Path) -> None:
     jobs = [good_job("quick"), {"name": "parent", "model": "bad.py:parent", "timeout": 600}]
     process = _started(write_jobs(tmp_path, jobs), tmp_path, "--executor", "ray", "--workers", 1)
-    while len(processes_in(tmp_path)) < 2:
-        time.sleep(0.1)
+    wait_until(lambda: len(processes_in(tmp_path)) >= 2, process)
     process.send_signal(end)
-    process.communicate(timeout=60)
+    process.communicate(timeout=DEADLINE)
     assert process.returncode == (130 if end == signal.SIGINT else -end)
-    assert gone(tmp_path)
+    wait_for_end(tmp_path)
 
 
 def test_a_batch_that_cannot_start_keeps_the_results(tmp_path: Path) -> None:
@@ -190,11 +179,11 @@ def test_a_batch_that_cannot_start_keeps_the_results(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         nobody = f"127.0.0.1:{free.getsockname()[1]}"
     assert run(path, "--ray-address", nobody).returncode == 2
-    start = time.monotonic()
     shown = run(path, "--executor", "ray", "--ray-address", nobody)
-    assert time.monotonic() - start < 30
     assert shown.returncode == 2
-    assert shown.stderr.startswith(f"Error: cannot reach the Ray cluster at {nobody}: ")
+    # refused at once, not after Ray's own timeout
+    refused = f"[Errno {errno.ECONNREFUSED}]"
+    assert shown.stderr.startswith(f"Error: cannot reach the Ray cluster at {nobody}: {refused}")
     assert "RAY_AUTH_MODE=token" in shown.stderr
     assert len(shown.stderr.splitlines()) == 1
     assert lines.read_text() == '{"name": "a"}\n'
@@ -205,40 +194,42 @@ def test_waiting_for_a_cluster_that_does_not_answer_can_be_stopped(
     end: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     path = write_jobs(tmp_path, [good_job("a")])
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    # on all interfaces: Ray replaces the loopback address by that of the machine
+    with socket.create_server(("0.0.0.0", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         process = subprocess.Popen(command(path, "--executor", "ray", "--ray-address", address))
-        silent.settimeout(120)
-        silent.accept()[0].close()
-        time.sleep(2)  # the connection only said that somebody is there; Ray is at it now
+        silent.settimeout(DEADLINE)
+        silent.accept()[0].close()  # the probe whether anybody listens
+        connection, _ = silent.accept()  # Ray, which gets no answer
         assert process.poll() is None
         process.send_signal(end)
-        assert process.wait(timeout=20) == code
+        assert process.wait(timeout=DEADLINE) == code
+        connection.close()
 
 
 def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_jobs(tmp_path, [good_job("unused")])
     monkeypatch.chdir(tmp_path)
-    told: list[modelexport.JobResult] = []
-    found = modelexport.export_batch(
+    reported: list[modelexport.JobResult] = []
+    ended = modelexport.export_batch(
         [
             {"model": "good.py:small", "output": "deep/er/a.onnx", "with_report": True},
             {"model": "bad.py:error", "output": "b.onnx"},
         ],
         defaults=DEFAULTS,
         output_dir="results",
-        on_result=told.append,
+        on_result=reported.append,
     )
-    assert [result.name for result in found] == ["deep/er/a", "b"]
-    assert [result.status for result in found] == ["done", "failed"]
-    assert sorted(told, key=lambda result: result.status) == found
-    assert sorted(found[0].files) == ["a.onnx", "a_hierarchy.json", "a_report.md"]
+    assert [result.name for result in ended] == ["deep/er/a", "b"]
+    assert [result.status for result in ended] == ["done", "failed"]
+    assert sorted(reported, key=lambda result: result.status) == ended
+    assert sorted(ended[0].files) == ["a.onnx", "a_hierarchy.json", "a_report.md"]
     assert (tmp_path / "results" / "deep" / "er" / "a.onnx").is_file()
-    assert found[1].exit_code == 2
+    assert ended[1].exit_code == 2
     assert len((tmp_path / "results" / "jobs_results.jsonl").read_text().splitlines()) == 2
 
 
-def test_what_a_job_prints_and_leaves_running(tmp_path: Path) -> None:
+def test_a_job_may_print_and_leave_processes_running(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(
         "import os, subprocess, sys, threading, time\n"
         "from good import small\n"
@@ -253,19 +244,21 @@ def test_what_a_job_prints_and_leaves_running(tmp_path: Path) -> None:
         "    os._exit(7)\n"
     )
     jobs = [{"name": "ends", "model": "loud.py:make"}, {"name": "fails", "model": "loud.py:fail"}]
-    found = results(run(write_jobs(tmp_path, jobs)))
-    assert found["ends"]["status"] == "done"
-    assert found["fails"]["status"] == "crashed"
-    assert "exit code 7" in found["fails"]["message"]
-    assert "loud and clear" in found["fails"]["log"]
-    assert gone(tmp_path)
+    ended = results(run(write_jobs(tmp_path, jobs)))
+    assert ended["ends"]["status"] == "done"
+    assert ended["fails"]["status"] == "crashed"
+    assert "exit code 7" in ended["fails"]["message"]
+    assert "loud and clear" in ended["fails"]["log"]
+    wait_for_end(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("code", "status", "says"),
     [
         (
-            "for fd in range(3, 64):\n        try: os.write(fd, b'garbage\\n')\n        except OSError: pass",
+            "for fd in range(3, 64):\n"
+            "        try: os.write(fd, b'garbage\\n')\n"
+            "        except OSError: pass",
             "done",
             "",
         ),
@@ -300,13 +293,13 @@ def test_a_job_that_misbehaves_has_a_result(
     assert "KeyboardInterrupt" not in "".join(result.details)
 
 
-def test_files_beside_the_list_are_not_taken_for_modules(tmp_path: Path) -> None:
+def test_files_beside_the_list_are_not_imported(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("raise SystemExit('the wrong one')")
     (tmp_path / "types.py").write_text("raise SystemExit('the wrong one')")
     assert run(write_jobs(tmp_path, [good_job("a")])).returncode == 0
 
 
-def test_a_batch_goes_on_when_nobody_reads_its_lines(tmp_path: Path) -> None:
+def test_a_batch_goes_on_when_stdout_is_closed(tmp_path: Path) -> None:
     path = write_jobs(tmp_path, [good_job("a"), good_job("b"), good_job("c")])
     line = f"{shlex.join(command(path, '--workers', 1))} | head -c 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
@@ -328,7 +321,7 @@ def test_a_name_with_markup_on_a_terminal(tmp_path: Path) -> None:
     assert "[bold]x: done" in shown.stdout
 
 
-def test_people_see_a_table_of_80_columns(tmp_path: Path) -> None:
+def test_the_summary_has_80_columns(tmp_path: Path) -> None:
     jobs = [good_job("a\x1b[31mb"), {"name": "error", "model": "bad.py:error"}]
     shown = run(write_jobs(tmp_path, jobs), "--output-format", "text")
     assert shown.returncode == 3
@@ -338,7 +331,7 @@ def test_people_see_a_table_of_80_columns(tmp_path: Path) -> None:
     assert "--resume" in shown.stderr
 
 
-def test_results_are_lines_for_programs(tmp_path: Path) -> None:
+def test_results_are_lines_of_json(tmp_path: Path) -> None:
     shown = run(write_jobs(tmp_path, [good_job("a")]))
     assert shown.returncode == 0
     assert shown.stdout == (tmp_path / "out" / "jobs_results.jsonl").read_text()

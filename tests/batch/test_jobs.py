@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from modelexport.batch.executors import make_executor
 from modelexport.batch.jobs import as_bytes, given_jobs, read_jobs
 from modelexport.batch.results import JobResult, ResultsFile, job_digest
-from modelexport.batch.run import checked_workers
+from modelexport.batch.run import choose_workers
 from modelexport.cli.main import main
 from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError, SourceError
 
@@ -259,11 +259,11 @@ def test_the_results_file_is_no_way_to_another_file(tmp_path: Path) -> None:
 
 
 def test_workers() -> None:
-    assert checked_workers(3, 2) == 2
-    assert checked_workers(3, 10) == 3
-    assert 1 <= checked_workers(None, 100) <= 8
-    with pytest.raises(ArgumentError, match="0 workers"):
-        checked_workers(0, 1)
+    assert choose_workers(3, 2) == 2
+    assert choose_workers(3, 10) == 3
+    assert 1 <= choose_workers(None, 100) <= 8
+    with pytest.raises(ArgumentError, match="got 0"):
+        choose_workers(0, 1)
 
 
 def test_lines_that_are_no_results_are_passed_over(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""The commands that read: what they print, word for word, and how they end.
+"""The commands that read: their output word for word, their exit codes, and what they import.
 
-UPDATE_GOLDEN=1 writes the golden files anew; look at the difference before you commit it.
+UPDATE_GOLDEN=1 regenerates the golden files; review the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner, Result
 
 import modelexport
 from damage import copied, edit, net
-from modelexport.cli.main import main
+from modelexport.cli.main import COMMANDS, main
 from modelexport.cli.summary import show_summary
 from zoo import distinct
 
@@ -54,7 +56,7 @@ def check_golden(text: str, name: str) -> None:
 
 
 def damage(model) -> None:  # type: ignore[no-untyped-def]
-    """A tag lost, an attribute changed."""
+    """Remove a tag and change an attribute."""
     model.graph.node[1].ClearField("doc_string")
     next(a for node in model.graph.node for a in node.attribute if a.name == "epsilon").f = 0.5
 
@@ -200,7 +202,7 @@ def test_names_cannot_steer_a_terminal(onnx_file: Path) -> None:
 @pytest.mark.parametrize(
     "target", ["m.onnx", "./m.onnx", "m_hierarchy.json", "base.onnx", "other.onnx"]
 )
-def test_what_is_read_is_not_written_over(onnx_file: Path, target: str) -> None:
+def test_no_output_overwrites_an_input(onnx_file: Path, target: str) -> None:
     before = {path.name: path.read_bytes() for path in Path().iterdir()}
     for arguments in (["analyze", "m.onnx"], ["compare", "base.onnx", "m.onnx"]):
         result = run(*arguments, "--output-file", target)
@@ -219,7 +221,7 @@ def test_pipes_and_links_stay_what_they_are(onnx_file: Path) -> None:
     assert not Path("/dev/null").is_file()
 
 
-def test_unwritable_places(onnx_file: Path) -> None:
+def test_unwritable_output_files(onnx_file: Path) -> None:
     for target in ("no/such/folder/out.json", ".", "x" * 5000):
         result = run("analyze", "m.onnx", "--output-format", "json", "--output-file", target)
         assert result.exit_code == 2
@@ -239,7 +241,8 @@ def test_unwritable_places(onnx_file: Path) -> None:
 )
 def test_reading_needs_neither_torch_nor_a_runtime(onnx_file: Path, arguments: list[str]) -> None:
     code = (
-        f"import sys\nfrom modelexport.cli.main import main\nmain({arguments!r}, standalone_mode=False)\n"
+        "import sys\nfrom modelexport.cli.main import main\n"
+        f"main({arguments!r}, standalone_mode=False)\n"
         "assert not {'torch', 'transformers', 'onnxruntime'} & set(sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -258,8 +261,8 @@ def test_a_closed_pipe_is_no_error(onnx_file: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [["analyze"], ["analyze", "--output-format", "json"], ["validate"], ["--help"]]
 )
-def test_nowhere_to_write_is_one_line(arguments: list[str], original: Path) -> None:
-    """A full disk behind stdout; and no stdout at all, which nobody wants to hear of."""
+def test_a_failed_write_to_stdout_is_one_line(arguments: list[str], original: Path) -> None:
+    """A full disk is one line; a closed stdout is no error at all."""
     command, *options = arguments
     names = [] if command == "--help" else [str(original)]
     code = "from modelexport.cli.main import main; main()"
@@ -275,6 +278,70 @@ def test_nowhere_to_write_is_one_line(arguments: list[str], original: Path) -> N
     assert closed.stderr == ""
 
 
+@pytest.mark.must
+def test_help_imports_no_command() -> None:
+    """Start-up is fast: click and the package itself are all that the help of the group needs."""
+    code = (
+        "import sys\nfrom modelexport.cli.main import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "print([name for name in sys.modules if name.startswith('modelexport')], file=sys.stderr)\n"
+        "assert not {'rich', 'msgspec', 'numpy', 'onnx', 'importlib.metadata'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.strip() == str(
+        ["modelexport.errors", "modelexport", "modelexport.cli", "modelexport.cli.main"]
+    )
+
+
+@pytest.mark.parametrize("arguments", [["analyze"], ["extract", "--list"], ["strip", "s.onnx"]])
+def test_reading_imports_little(onnx_file: Path, arguments: list[str]) -> None:
+    command = [arguments[0], "m.onnx", *arguments[1:]]
+    code = (
+        "import sys\nfrom modelexport.cli.main import main\n"
+        f"main({command!r}, standalone_mode=False)\n"
+        "slow = {'onnx.reference', 'lxml', 'ray', 'rich.live', 'asyncio'}\n"
+        "assert not slow & set(sys.modules), slow & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_table_of_commands_is_true() -> None:
+    """A command's line in the help is in the table alone; the commands have no other."""
+    shown = run("--help").stdout
+    context = click.Context(main)
+    for name, (_, text) in COMMANDS.items():
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert command.short_help is None
+        assert command.help
+        assert re.search(rf"^  {name} +{re.escape(text)}$", shown, re.MULTILINE)
+
+
+def on_a_terminal(*arguments: str) -> str:
+    """Return what a command prints to a terminal, on stdout and stderr."""
+    command = shlex.join([sys.executable, "-m", "modelexport", *arguments])
+    shown = subprocess.run(
+        ["script", "-qec", command, "/dev/null"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert shown.returncode == 0, shown.stdout
+    return shown.stdout
+
+
+def test_progress_on_a_terminal_shows_names_as_they_are(onnx_file: Path) -> None:
+    """A name that looks like markup of rich is no markup; the spinner is removed at the end."""
+    name = "[red]v\x1b[31m.onnx"
+    onnx_file.rename(name)
+    shown = on_a_terminal("analyze", name)
+    assert "read [red]v\\x1b[31m.onnx ..." in shown
+    assert shown.index("...") < shown.index("\x1b[2K") < shown.index("Net")
+
+
 def test_the_package_runs_as_a_module() -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "modelexport", "--version"], capture_output=True, text=True
@@ -283,7 +350,7 @@ def test_the_package_runs_as_a_module() -> None:
 
 
 @pytest.mark.regression
-def test_one_of_a_kind_is_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_count_of_one_is_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = modelexport.export_model(
         torch.nn.ReLU(), torch.ones(1), tmp_path / "m.onnx", strategy="htp"
     )

@@ -1,9 +1,8 @@
-"""What came of each job, one JSON line each, and which jobs are done and unchanged since."""
+"""Record what became of each job as a line of JSON, and decide which jobs are unchanged."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ DONE, SKIPPED = "done", "skipped"
 FAILED, CRASHED, TIMED_OUT, OUT_OF_MEMORY = "failed", "crashed", "timed-out", "out-of-memory"
 _VERSIONS = ("modelexport", "torch", "onnx", "onnxscript", "transformers")
 _LIMITS = ("name", "timeout", "memory")
+"""Fields of a job that have no influence on its outputs."""
 _WRITTEN = (
     ".onnx",
     ".onnx.data",
@@ -28,11 +28,11 @@ _WRITTEN = (
     ".graphml",
     ".onnxdata",
 )
-"""Outputs may go into the folder of the model, but are no part of it."""
+"""Endings of outputs; a model's folder may hold them, and they are no part of the model."""
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One job's end. `files` are its outputs with the SHA-256 of each; `job` is the digest of all that went in."""
+    """The result of one job."""
 
     name: str
     status: str
@@ -42,9 +42,9 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hint: str | None = None
     details: tuple[str, ...] = ()
     step: str | None = None
-    """What it was doing, where it did not end by itself."""
+    """The last step that began, if the job did not succeed."""
     log: tuple[str, ...] = ()
-    """The last lines that it printed, where it failed."""
+    """The last lines that the job printed, if it did not succeed."""
     exit_code: int = 0
     strategy: str | None = None
     exporter: str | None = None
@@ -54,33 +54,47 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peak_memory: int | None = None
     notes: tuple[str, ...] = ()
     files: dict[str, str] = {}
+    """The outputs, each with its SHA-256."""
     job: str | None = None
+    """The digest of everything that decides the outputs."""
 
     @property
     def succeeded(self) -> bool:
+        """Whether the outputs are there."""
         return self.status in (DONE, SKIPPED)
 
 
-def digest_of(path: Path) -> str:
-    """The SHA-256 of a file."""
+def file_digest(path: Path) -> str:
+    """Compute the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def job_digest(job: BatchJob, folder: Path) -> str:
-    """What decides an export's outputs: its options, the local files it names, and the versions that carry it out."""
+    """Compute a digest of everything that decides the outputs of a job.
+
+    Args:
+        job: The job; its options count, its limits do not.
+        folder: The folder that its paths start from; the local files that it names count.
+
+    Returns:
+        The digest, which the versions of torch, onnx and modelexport change too.
+    """
     digest = hashlib.sha256()
-    told = {
+    options = {
         name: value for name, value in msgspec.structs.asdict(job).items() if name not in _LIMITS
     }
-    plain = msgspec.to_builtins([told, dict(_versions())], str_keys=True)
+    plain = msgspec.to_builtins([options, dict(_versions())], str_keys=True)
     digest.update(msgspec.json.encode(plain, order="deterministic"))
     for path in _local_files(job, folder):
-        digest.update(f"{path.name}\0{digest_of(path)}\n".encode("utf-8", "surrogateescape"))
+        digest.update(f"{path.name}\0{file_digest(path)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
 def _versions() -> Iterator[tuple[str, str]]:
+    """Yield the packages that decide an export, with their versions."""
+    import importlib.metadata
+
     for name in _VERSIONS:
         try:
             yield name, importlib.metadata.version(name)
@@ -89,7 +103,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _local_files(job: BatchJob, folder: Path) -> list[Path]:
-    """The files that a job names: a model's folder or file, the file of a factory, the inputs."""
+    """List the files that a job names: those of the model, the factory's file, the inputs."""
     model = sorted(
         path for path in source_files(str(folder / job.model)) if not path.name.endswith(_WRITTEN)
     )
@@ -98,26 +112,46 @@ def _local_files(job: BatchJob, folder: Path) -> list[Path]:
 
 
 def is_unchanged(result: JobResult, job: BatchJob, folder: Path) -> bool:
-    """Whether a job was done, and neither it nor what it wrote is another since."""
+    """Tell whether a job is done, and neither it nor its outputs have changed since.
+
+    Args:
+        result: An earlier result of the job.
+        job: The job as it is now.
+        folder: The folder that its paths start from.
+
+    Returns:
+        True if the job need not run again.
+    """
     if result.status != DONE or not result.files or result.output != job.output:
         return False
     outputs = Path(job.output).parent
     try:
         return result.job == job_digest(job, folder) and all(
-            digest_of(outputs / name) == digest for name, digest in result.files.items()
+            file_digest(outputs / name) == digest for name, digest in result.files.items()
         )
     except OSError:
         return False
 
 
 class ResultsFile:
-    """The lines of a batch; each is written as its job ends, so that they tell what is done however the batch ends."""
+    """The results of a batch, a line each.
+
+    A line is written as its job ends, so that the file is right however the batch ends.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[str, JobResult]:
-        """The last result of each job; a line that was cut short by the end of its batch is none."""
+        """Read the last result of each job.
+
+        Returns:
+            The results by job; lines that are not results, such as a last one that is cut short,
+            are left out.
+
+        Raises:
+            FileError: The file cannot be read.
+        """
         try:
             check_regular_file(self.path)
             lines = self.path.read_bytes().splitlines()
@@ -127,17 +161,32 @@ class ResultsFile:
             raise FileError(
                 f"cannot read {self.path}: {error.strerror or error}", hint="run without --resume"
             ) from error
-        return {result.name: result for result in _decoded(lines)}
+        return {result.name: result for result in _decode(lines)}
 
     def start(self, kept: Iterable[JobResult]) -> None:
-        """Begin the file anew with these lines."""
+        """Write the file anew.
+
+        Args:
+            kept: The results that it begins with.
+
+        Raises:
+            FileError: The file cannot be written.
+        """
         check_regular_file(self.path)
-        write_file(check_output_path(self.path, suffix=""), b"".join(map(line, kept)))
+        write_file(check_output_path(self.path, suffix=""), b"".join(map(_encode, kept)))
 
     def add(self, result: JobResult) -> None:
+        """Append a result.
+
+        Args:
+            result: The result.
+
+        Raises:
+            FileError: The file cannot be written.
+        """
         try:
             with self.path.open("ab") as file:
-                file.write(line(result))
+                file.write(_encode(result))
         except OSError as error:
             raise FileError(
                 f"cannot write {self.path}: {error.strerror or error}",
@@ -145,12 +194,13 @@ class ResultsFile:
             ) from error
 
 
-def line(result: JobResult) -> bytes:
-    """A result as one line of JSON."""
+def _encode(result: JobResult) -> bytes:
+    """Encode a result as a line of JSON."""
     return msgspec.json.encode(result) + b"\n"
 
 
-def _decoded(lines: Iterable[bytes]) -> Iterator[JobResult]:
+def _decode(lines: Iterable[bytes]) -> Iterator[JobResult]:
+    """Decode the lines that are results."""
     for text in lines:
         try:
             yield msgspec.json.decode(text, type=JobResult)

@@ -1,7 +1,7 @@
-"""The process of one job: `python -m modelexport.batch.worker`.
+"""Run one job: the process `python -m modelexport.batch.worker`.
 
-It reads its job from standard input and tells, a line of JSON each, what it is doing and at last what came of it.
-Whatever the model's code prints goes elsewhere.
+It reads a `JobRequest` from stdin and writes a `WorkerMessage` to stdout for each step and for the
+result, a line of JSON each. What the model's code prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from typing import BinaryIO
 import msgspec
 
 from modelexport.batch.jobs import BatchJob
-from modelexport.batch.results import DONE, FAILED, OUT_OF_MEMORY, JobResult, digest_of, job_digest
+from modelexport.batch.results import (
+    DONE,
+    FAILED,
+    OUT_OF_MEMORY,
+    JobResult,
+    file_digest,
+    job_digest,
+)
 from modelexport.errors import ModelExportError, first_line
 from modelexport.job import Done, perform
 
@@ -27,7 +34,7 @@ _LONGEST, _MOST_DETAILS = 2000, 50
 
 
 class JobRequest(msgspec.Struct, frozen=True):
-    """A job, and what it may take: memory in bytes, and threads."""
+    """A job and its limits: bytes of memory, and threads."""
 
     job: BatchJob
     memory: int
@@ -35,96 +42,70 @@ class JobRequest(msgspec.Struct, frozen=True):
 
 
 class WorkerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker tells: its step, or its result."""
+    """A message of a worker: the step that begins, or the result."""
 
     step: str | None = None
     result: JobResult | None = None
 
 
 def main() -> None:
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=JobRequest)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    """Read the request, run the job, and write its messages."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=JobRequest)
+    # The messages keep the real stdout; prints of the model's code and of C++ go to stderr.
+    messages = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        _limit(order)
-        _tell(
-            answers,
-            WorkerMessage(
-                result=run(order.job, lambda step: _tell(answers, WorkerMessage(step=step)))
-            ),
-        )
+        _apply_limits(request)
+        result = run(request.job, lambda step: _send(messages, WorkerMessage(step=step)))
+        _send(messages, WorkerMessage(result=result))
     finally:
-        os._exit(0)  # without waiting for threads that the model's code has started
+        os._exit(0)  # does not wait for threads that the model's code has started
 
 
-def _limit(order: JobRequest) -> None:
-    os.environ["OMP_NUM_THREADS"] = str(order.threads)
-    _, highest = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = order.memory if highest == resource.RLIM_INFINITY else min(order.memory, highest)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, highest))
+def _apply_limits(request: JobRequest) -> None:
+    """Limit the threads and the memory of this process."""
+    os.environ["OMP_NUM_THREADS"] = str(request.threads)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = request.memory if hard == resource.RLIM_INFINITY else min(request.memory, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def _tell(answers: BinaryIO, told: WorkerMessage) -> None:
-    answers.write(msgspec.json.encode(told) + b"\n")
+def _send(messages: BinaryIO, message: WorkerMessage) -> None:
+    """Write a message as a line."""
+    messages.write(msgspec.json.encode(message) + b"\n")
 
 
 def run(job: BatchJob, on_step: Callable[[str], None]) -> JobResult:
-    """Carry out one job; whatever goes wrong is a result."""
+    """Run one job in this process.
+
+    Args:
+        job: The job.
+        on_step: Called with the name of each step as it begins.
+
+    Returns:
+        The result; whatever is raised becomes one too.
+    """
     try:
         on_step("read the job")
         digest = job_digest(job, Path.cwd())
         Path(job.output).parent.mkdir(parents=True, exist_ok=True)
-        return _done(job, perform(job, on_step), digest)
-    except (
-        BaseException
-    ) as error:  # an exit or an interrupt in the model's code is as good as an error
-        return _failed(job, error)
+        return _success(job, perform(job, on_step), digest)
+    except BaseException as error:  # the model's code may exit or raise KeyboardInterrupt too
+        return _failure(job, error)
 
 
-def _failed(job: BatchJob, error: BaseException) -> JobResult:
-    status = OUT_OF_MEMORY if _is_for_memory(error) else FAILED
-    if isinstance(error, ModelExportError):
-        message, hint, details = error.message, error.hint, error.details
-    elif not isinstance(error, Exception):
-        message, hint, details = (
-            f"{job.model} raised {type(error).__name__}",
-            "mend the model's code",
-            (),
-        )
-    else:
-        message, hint = f"{type(error).__name__}: {_said(error)}", None
-        details = tuple(traceback.format_exc(limit=-3).splitlines()) if status == FAILED else ()
-    return JobResult(
-        name=job.name,
-        status=status,
-        output=job.output,
-        message=_sendable(message),
-        hint=None if hint is None else _sendable(hint),
-        details=tuple(map(_sendable, details[:_MOST_DETAILS])),
-        exit_code=error.exit_code if isinstance(error, ModelExportError) else 3,
-    )
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return first_line(error)
-    except Exception:  # an error of the model's own making, that cannot even be told
-        return "it says nothing"
-
-
-def _sendable(text: str) -> str:
-    """Text that JSON can hold, and not without end."""
-    return text[:_LONGEST].encode("utf-8", "replace").decode()
-
-
-def _done(job: BatchJob, done: Done, digest: str) -> JobResult:
+def _success(job: BatchJob, done: Done, digest: str) -> JobResult:
+    """Make the result of an export, with the digests of its files."""
     report = done.report
     graph_file = {"torchscript": job.jit_graph, "dynamo": job.fx_graph}[report.exporter]
     extra = (report.report_path, report.graphml_path, report.graphml_data_path, graph_file)
     paths = [report.onnx_path, report.sidecar_path, *report.data_paths]
     paths += [Path(path) for path in extra if path is not None]
     folder = Path(job.output).parent
-    unit = 1 if sys.platform == "darwin" else 1024
+    notes = [*done.notes, *report.notes]
+    if report.graphml_error is not None:
+        notes.append(f"no GraphML: {report.graphml_error}")
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
     return JobResult(
         name=job.name,
         status=DONE,
@@ -135,25 +116,61 @@ def _done(job: BatchJob, done: Done, digest: str) -> JobResult:
         nodes=report.nodes,
         coverage=report.coverage,
         peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
-        notes=(
-            *done.notes,
-            *report.notes,
-            *([] if report.graphml_error is None else [f"no GraphML: {report.graphml_error}"]),
-        ),
-        files={os.path.relpath(path, folder): digest_of(path) for path in paths},
+        notes=tuple(notes),
+        files={os.path.relpath(path, folder): file_digest(path) for path in paths},
         job=digest,
     )
 
 
-def _is_for_memory(error: BaseException) -> bool:
-    """Whether it was memory that ran out, whoever noticed it: Python, torch or the C library."""
+def _failure(job: BatchJob, error: BaseException) -> JobResult:
+    """Make the result of a job that raised."""
+    status = OUT_OF_MEMORY if _is_out_of_memory(error) else FAILED
+    hint: str | None = None
+    details: tuple[str, ...] = ()
+    exit_code = 3
+    if isinstance(error, ModelExportError):
+        message, hint, details = error.message, error.hint, error.details
+        exit_code = error.exit_code
+    elif isinstance(error, Exception):
+        message = f"{type(error).__name__}: {_message(error)}"
+        if status == FAILED:
+            details = tuple(traceback.format_exc(limit=-3).splitlines())
+    else:
+        message, hint = f"{job.model} raised {type(error).__name__}", "fix the model's code"
+    return JobResult(
+        name=job.name,
+        status=status,
+        output=job.output,
+        message=_sendable(message),
+        hint=None if hint is None else _sendable(hint),
+        details=tuple(map(_sendable, details[:_MOST_DETAILS])),
+        exit_code=exit_code,
+    )
+
+
+def _message(error: BaseException) -> str:
+    """Return the first line of an error's message."""
+    try:
+        return first_line(error)
+    except Exception:  # str() of an error that the model's code defines may raise
+        return "it has no message"
+
+
+def _sendable(text: str) -> str:
+    """Truncate text, and replace what JSON cannot hold."""
+    return text[:_LONGEST].encode("utf-8", "replace").decode()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out, be it Python, torch or the C library that reports it."""
     return any(
-        isinstance(found, MemoryError) or any(word in _said(found) for word in _NO_MEMORY)
-        for found in _causes(error)
+        isinstance(cause, MemoryError) or any(word in _message(cause) for word in _NO_MEMORY)
+        for cause in _causes(error)
     )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

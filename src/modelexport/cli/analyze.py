@@ -1,38 +1,41 @@
-"""`modelexport analyze`: what is in a file, module by module."""
+"""`modelexport analyze`: show what is in a file, module by module."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.console import RenderableType
 
 from modelexport.analysis.analyze import Analysis, FileFacts, ModuleFacts, Totals, analyze
 from modelexport.cli.console import (
     check_output,
-    counted,
+    describe_tensor,
     emit_csv,
     emit_json,
+    join_counts,
     line,
     listed,
     plain_table,
+    progress,
     show,
     size,
-    tensor,
-    waiting,
 )
 from modelexport.cli.summary import module_tree, status_text
 from modelexport.errors import plural
 from modelexport.tagged.records import sidecar_path
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _BAR = 6
 _LARGEST = 8
 _MOST = 12
 
 
-@click.command("analyze", short_help="What is in a file, module by module.")
+@click.command("analyze")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.option(
     "--output-format",
@@ -52,9 +55,10 @@ _MOST = 12
 def analyze_command(
     onnx: Path, output_format: str, output_file: Path | None, filter_tag: str | None
 ) -> None:
-    """Show what is in ONNX: nodes, tags and weights of each module, and on what evidence.
+    """Show what is in ONNX: nodes, tags and parameters of each module, and the evidence for them.
 
-    Weights are not read; a data file may be missing. A file without tags is shown as far as it goes.
+    The data of initializers is not read; a data file may be missing. A file without tags is shown
+    as far as its graph goes.
 
     \b
     Examples:
@@ -63,7 +67,7 @@ def analyze_command(
       modelexport analyze bert.onnx --filter-tag '*/LayerNorm' --output-format csv
     """
     check_output(output_file, onnx)
-    with waiting(f"read {onnx.name}"):
+    with progress(f"read {onnx.name}"):
         result = analyze(onnx, filter_tag, details=output_format != "summary")
     if output_format == "json":
         emit_json(result, output_file)
@@ -74,77 +78,78 @@ def analyze_command(
 
 
 def _view(result: Analysis, detailed: bool) -> Iterator[RenderableType]:
-    yield from _header(result)
-    if _is_empty(result):
-        yield from _nothing(result)
+    """Show an analysis as text."""
+    nothing_matches = result.filter is not None and not (result.modules or result.totals.nodes)
+    yield from _file_lines(result)
+    if nothing_matches:
+        yield from _suggestions(result)
         return
+    yield from _count_lines(result)
     if result.modules:
         yield from _tree(result)
         yield from _largest(result)
-    yield from _details(result) if detailed else _leftovers(result)
+    yield from _details(result) if detailed else _modules_without_nodes(result)
 
 
-def _is_empty(result: Analysis) -> bool:
-    """Whether nothing matches what was asked for."""
-    return result.filter is not None and not (result.modules or result.totals.nodes)
-
-
-def _header(result: Analysis) -> Iterator[RenderableType]:
-    file, totals = result.file, result.totals
+def _file_lines(result: Analysis) -> Iterator[RenderableType]:
+    """Show what the file is: its origin, its inputs and its outputs."""
+    file = result.file
     yield line(f"{file.file}: {file.class_ or 'no tags; what follows is all that the file tells'}")
-    opsets = counted(file.opset)
-    by = f"strategy {file.strategy}, exporter {file.exporter}, " if file.strategy else ""
-    yield line(f"{by}opset {opsets}, IR {file.ir_version}", 2)
+    origin = f"strategy {file.strategy}, exporter {file.exporter}, " if file.strategy else ""
+    yield line(f"{origin}opset {join_counts(file.opset)}, IR {file.ir_version}", 2)
     if file.map_source == "sidecar":
         yield line("the file carries no tags; the map is the sidecar's", 2)
     if file.sidecar_refused is not None:
         yield line(f"{sidecar_path(Path(file.file)).name} is not used: {file.sidecar_refused}", 2)
-    yield line(f"inputs  {', '.join(map(tensor, file.inputs)) or 'none'}", 2)
-    yield line(f"outputs {', '.join(map(tensor, file.outputs)) or 'none'}", 2)
+    yield line(f"inputs  {', '.join(map(describe_tensor, file.inputs)) or 'none'}", 2)
+    yield line(f"outputs {', '.join(map(describe_tensor, file.outputs)) or 'none'}", 2)
     for dropped in file.dropped_outputs:
         yield line(f"dropped {dropped}", 2)
-    if _is_empty(result):
-        return
+
+
+def _count_lines(result: Analysis) -> Iterator[RenderableType]:
+    """Show how many nodes, modules and parameters there are."""
+    file, totals = result.file, result.totals
     if result.filter is not None:
         yield line(f"only {result.filter}", 2)
     if file.tagged:
-        evidence = (
-            f" ({', '.join(f'{count:,} by {name}' for name, count in result.by_method.items())})"
-        )
-        told = f"{totals.tagged_nodes:,} of {plural(totals.nodes, 'node')} tagged{evidence if result.by_method else ''}"
-        yield line(f"{told}, {plural(totals.tags, 'tag')}, {totals.auxiliary_nodes:,} auxiliary", 2)
+        methods = ", ".join(f"{count:,} by {name}" for name, count in result.by_method.items())
+        evidence = f" ({methods})" if methods else ""
+        tagged = f"{totals.tagged_nodes:,} of {plural(totals.nodes, 'node')} tagged{evidence}"
+        tags = f"{plural(totals.tags, 'tag')}, {totals.auxiliary_nodes:,} auxiliary"
+        yield line(f"{tagged}, {tags}", 2)
         yield line(f"{plural(totals.modules, 'module')}: {status_text(result.by_status)}", 2)
     else:
         yield line(plural(totals.nodes, "node"), 2)
-    where = ", ".join(
+    data_files = ", ".join(
         f"{data.name}{'' if data.present else ' (missing)'}" for data in file.data_files
     )
-    yield line(f"{_weights(file, totals)}{f' in {where}' if where else ''}", 2)
+    yield line(f"{_parameters(file, totals)}{f' in {data_files}' if data_files else ''}", 2)
     if file.tagged and file.parameters_from == "stored":
         yield line(
             "PyTorch's parameters are not recorded in this file: what is stored is counted", 2
         )
     if result.by_operator:
-        yield line(f"operators {counted(result.by_operator, _MOST)}", 2)
+        yield line(f"operators {join_counts(result.by_operator, _MOST)}", 2)
     if result.by_depth:
-        yield line(
-            f"depth     {', '.join(f'{depth}: {count:,}' for depth, count in result.by_depth.items())}",
-            2,
-        )
+        depths = ", ".join(f"{depth}: {count:,}" for depth, count in result.by_depth.items())
+        yield line(f"depth     {depths}", 2)
 
 
-def _weights(file: FileFacts, counts: Totals | ModuleFacts) -> str:
-    """How many parameters there are, and how much is stored for them."""
+def _parameters(file: FileFacts, counts: Totals | ModuleFacts) -> str:
+    """Describe how many parameters there are, and how many bytes are stored for them."""
     if file.parameters_from == "stored":
         return f"{plural(counts.stored_values, 'stored value')}, {size(counts.bytes)}"
     return f"{plural(counts.parameters, 'parameter')}, {size(counts.bytes)} stored"
 
 
-def _nothing(result: Analysis) -> Iterator[RenderableType]:
+def _suggestions(result: Analysis) -> Iterator[RenderableType]:
+    """Show what could have been meant by a filter that matches nothing."""
     yield ""
     if not result.file.tagged:
         yield line(
-            f"The file has no tags, so nothing can match {result.filter!r}; export it with modelexport first."
+            f"The file has no tags, so nothing can match {result.filter!r}; "
+            "export it with modelexport first."
         )
         return
     yield line(f"Nothing matches {result.filter!r}. The nearest tags:")
@@ -153,6 +158,7 @@ def _nothing(result: Analysis) -> Iterator[RenderableType]:
 
 
 def _tree(result: Analysis) -> Iterator[RenderableType]:
+    """Draw the module tree with the counts of each module."""
     facts = {module.module: module for module in result.modules}
     if not any(module.tag for module in result.modules):
         return
@@ -171,41 +177,48 @@ def _tree(result: Analysis) -> Iterator[RenderableType]:
 
 
 def _bar(part: int, whole: int) -> str:
-    filled = round(_BAR * part / whole) if whole else 0
-    return "█" * filled + "░" * (_BAR - filled) + (f" {part / whole:4.0%}" if whole else "")
+    """Draw a share as a bar with its percentage."""
+    full = round(_BAR * part / whole) if whole else 0
+    return "█" * full + "░" * (_BAR - full) + (f" {part / whole:4.0%}" if whole else "")
 
 
 def _largest(result: Analysis) -> Iterator[RenderableType]:
-    """The modules, shown or hidden, for which most is stored, without the modules below them."""
-    heavy = sorted(
-        (m for m in result.modules if m.own_bytes), key=lambda m: (-m.own_bytes, m.module)
+    """List the modules, shown or hidden, that store most, each without the modules below it."""
+    largest = sorted(
+        (module for module in result.modules if module.own_bytes),
+        key=lambda module: (-module.own_bytes, module.module),
     )[:_LARGEST]
-    if not heavy:
+    if not largest:
         return
     yield ""
+    rows = [
+        (
+            module.module or "(root)",
+            _class_name(module),
+            f"{module.own_stored_values:,}",
+            size(module.own_bytes),
+        )
+        for module in largest
+    ]
     titles = {"largest modules": False, "class": False, "stored values": True, "stored": True}
-    yield plain_table(
-        titles,
-        [
-            (m.module or "(root)", _class_name(m), f"{m.own_stored_values:,}", size(m.own_bytes))
-            for m in heavy
-        ],
-    )
+    yield plain_table(titles, rows)
 
 
 def _class_name(module: ModuleFacts) -> str:
+    """Return the class of a module without its package."""
     return module.class_.rpartition(".")[2]
 
 
-def _leftovers(result: Analysis) -> Iterator[RenderableType]:
-    for word, paths in (("absorbed", result.absorbed), ("unused", result.unused)):
+def _modules_without_nodes(result: Analysis) -> Iterator[RenderableType]:
+    """List the modules that are absorbed or unused."""
+    for status, paths in (("absorbed", result.absorbed), ("unused", result.unused)):
         if paths:
             yield ""
-            yield line(f"{word}: {listed(paths, _MOST)}")
+            yield line(f"{status}: {listed(paths, _MOST)}")
 
 
 def _details(result: Analysis) -> Iterator[RenderableType]:
-    """Every module with its operators and the tensors that cross its border."""
+    """Show every module with its operators and the values that cross its boundary."""
     for module in result.modules:
         yield ""
         status = "" if module.status == "nodes" else f", {module.status}"
@@ -215,25 +228,25 @@ def _details(result: Analysis) -> Iterator[RenderableType]:
             yield line(f"tag       {module.tag}", 2)
         if module.nodes:
             own = "" if module.own_nodes == module.nodes else f", {module.own_nodes:,} its own"
-            yield line(f"nodes     {module.nodes:,}{own}: {counted(module.operators)}", 2)
+            yield line(f"nodes     {module.nodes:,}{own}: {join_counts(module.operators)}", 2)
         if module.parameters or module.bytes:
-            yield line(f"weights   {_weights(result.file, module)}", 2)
-        for word, names in (("reads    ", module.inputs), ("gives    ", module.outputs)):
+            yield line(f"weights   {_parameters(result.file, module)}", 2)
+        for title, names in (("reads    ", module.inputs), ("gives    ", module.outputs)):
             if names:
-                yield line(f"{word} {listed(names, _MOST)}", 2)
+                yield line(f"{title} {listed(names, _MOST)}", 2)
     if not result.modules:
         yield ""
-        yield line(f"operators {counted(result.by_operator)}")
+        yield line(f"operators {join_counts(result.by_operator)}")
 
 
 _COLUMNS = (
-    "kind", "tag", "module", "class", "status", "depth", "calls", "call", "method", "node", "name", "op_type", "domain",
-    "nodes", "own_nodes", "parameters", "stored_values", "bytes",
+    "kind", "tag", "module", "class", "status", "depth", "calls", "call", "method", "node", "name",
+    "op_type", "domain", "nodes", "own_nodes", "parameters", "stored_values", "bytes",
 )  # fmt: skip
 
 
 def _rows(result: Analysis) -> Iterator[dict[str, object]]:
-    """A row for every module and every node; `kind` tells which."""
+    """Make a row for every module and every node; `kind` says which it is."""
     for kind, facts in (("module", result.modules), ("node", result.nodes)):
         for row in facts:
             yield {"kind": kind, **msgspec.to_builtins(row)}

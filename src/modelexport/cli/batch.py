@@ -1,50 +1,52 @@
-"""`modelexport batch`: many exports, progress for people, a JSON line a result for programs."""
+"""`modelexport batch`: run many exports, with progress for people and JSON lines for programs."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console, RenderableType
-from rich.status import Status
-from rich.text import Text
 
 from modelexport.batch.executors import EXECUTORS
 from modelexport.batch.jobs import check_limits, read_jobs
 from modelexport.batch.results import DONE, SKIPPED, JobResult
 from modelexport.batch.run import run_batch
 from modelexport.cli.console import (
-    emit_json_line,
+    Progress,
+    emit_json,
     line,
     listed,
     mute_stdout,
     note,
     plain_table,
+    progress,
     show,
     size,
-    visible,
 )
 from modelexport.errors import plural
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _MOST_SHOWN = 3
 _INTERRUPTED = 130
 
 
-@click.command("batch", short_help="Many exports, each in a process of its own.")
+@click.command("batch")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path),
     help="Where the outputs go; the file's own otherwise.",
 )
-@click.option("--workers", type=int, help="Jobs at a time; by default one a core, up to 8.")
+@click.option("--workers", type=int, help="Jobs at a time; by default one per core, up to 8.")
 @click.option(
-    "--timeout", type=float, help="Seconds that a job may take, where it does not say itself."
+    "--timeout", type=float, help="Seconds that a job may take, unless it sets its own timeout."
 )
 @click.option(
     "--memory",
@@ -77,11 +79,12 @@ def batch_command(
     ray_address: str | None,
     output_format: str | None,
 ) -> None:
-    """Carry out the exports that FILE lists, each in a process of its own with limits of time and memory.
+    """Run the exports that FILE lists, each in its own process with limits of time and memory.
 
-    FILE is TOML or JSON. A job has the options of `export` under their names, with _ for -; paths start
-    from FILE's folder. A job that fails, crashes, hangs or takes too much memory is reported; the others
-    go on. With --executor ray, all machines of the cluster have to see FILE's folder and the outputs'.
+    FILE is TOML or JSON. A job has the options of `export` under their names, with _ for -; paths
+    start from FILE's folder. A job that fails, crashes, hangs or takes too much memory is reported;
+    the others go on. With --executor ray, all machines of the cluster have to see FILE's folder and
+    that of the outputs.
 
     \b
     output_dir = "exports"
@@ -97,37 +100,43 @@ def batch_command(
     output = "model.onnx"
     input_shape = [2, 64]
 
-    Each result is a line of JSON in <FILE's stem>_results.jsonl among the outputs, and on stdout where
-    that is no terminal. Exit code 0 if all jobs are done, 3 if one is not, 2 if the list is wrong, 130
-    after Ctrl-C.
+    Each result is a line of JSON in <FILE's stem>_results.jsonl among the outputs, and on stdout if
+    that is not a terminal. Exit code 0 if all jobs are done, 3 if one is not, 2 if the list is
+    wrong, 130 after Ctrl-C.
     """
     check_limits(timeout, memory)
-    limits = {
-        name: value
-        for name, value in (("timeout", timeout), ("memory", memory))
-        if value is not None
-    }
-    batch = read_jobs(file, output_dir, limits)
+    limits = {"timeout": timeout, "memory": memory}
+    batch = read_jobs(
+        file, output_dir, {name: limit for name, limit in limits.items() if limit is not None}
+    )
     as_json = output_format == "json" or (output_format is None and not sys.stdout.isatty())
-    screen = _Screen(len(batch.jobs), as_json)
-    try:
-        with screen.live():
-            found = run_batch(batch, batch.results, executor, workers, ray_address, resume, screen)
-    except KeyboardInterrupt:
-        left = len(batch.jobs) - screen.ended_jobs
-        note(f"stopped: {plural(screen.ended_jobs, 'job')} ended, {left} to do; go on with")
-        note(f"  {_again(ctx)}")
-        ctx.exit(_INTERRUPTED)
+    run = partial(run_batch, batch, batch.results, executor, workers, ray_address, resume)
+    results = _run(run, _Screen(len(batch.jobs), as_json), ctx)
     if not as_json:
-        show(_view(found, batch.results))
-    failed = [result for result in found if not result.succeeded]
+        show(_view(results, batch.results))
+    failed = not all(result.succeeded for result in results)
     if failed:
-        note(f"run again what is not done with\n  {_again(ctx)}")
+        note(f"run again what is not done with\n  {_resume_command(ctx)}")
     ctx.exit(3 if failed else 0)
 
 
-def _again(ctx: click.Context) -> str:
-    """The command line that goes on where this one ended."""
+def _run(
+    run: Callable[..., list[JobResult]], screen: _Screen, ctx: click.Context
+) -> list[JobResult]:
+    """Run a batch with its progress; Ctrl-C ends the command with a hint how to resume it."""
+    with progress(f"0 of {screen.jobs} done") as status:
+        screen.status = status
+        try:
+            return run(on_result=screen.show_result, on_wait=screen.show_running)
+        except KeyboardInterrupt:
+            ended, left = plural(screen.ended, "job"), screen.jobs - screen.ended
+            status.print(f"stopped: {ended} ended, {left} to do; go on with")
+            status.print(f"  {_resume_command(ctx)}")
+            ctx.exit(_INTERRUPTED)
+
+
+def _resume_command(ctx: click.Context) -> str:
+    """Return the command line that resumes this batch."""
     words = ["modelexport", "batch", str(ctx.params["file"]), "--resume"]
     for name in ("output_dir", "workers", "timeout", "memory", "ray_address"):
         if ctx.params[name] is not None:
@@ -138,55 +147,47 @@ def _again(ctx: click.Context) -> str:
 
 
 class _Screen:
-    """A line for each job as it ends, and below them, on a terminal, what is under way."""
+    """A line for each job as it ends, and on a terminal the jobs that are running."""
 
     def __init__(self, jobs: int, as_json: bool) -> None:
-        self._jobs = jobs
+        self.jobs = jobs
+        self.ended = 0
+        self.status = Progress()
         self._as_json = as_json
-        self._status: Status | None = None
-        self.ended_jobs = 0
 
-    def live(self) -> AbstractContextManager[object]:
-        console = Console(stderr=True, highlight=False)
-        if not console.is_terminal:
-            return nullcontext()
-        self._status = console.status(f"0 of {self._jobs} done")
-        return self._status
-
-    def ended(self, result: JobResult) -> None:
-        self.ended_jobs += 1
-        told = _told(result) if result.succeeded else result.message
-        text = f"[{self.ended_jobs}/{self._jobs}] {visible(result.name)}: {result.status}, {visible(told)}"
-        if self._status is not None:  # above the line that is under way; the summary has the hints
-            self._status.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            note(text if result.hint is None else f"{text} ({result.hint})")
+    def show_result(self, result: JobResult) -> None:
+        """Print the end of a job, and its result as JSON if stdout gets that."""
+        self.ended += 1
+        text = _describe_export(result) if result.succeeded else result.message
+        self.status.print(
+            f"[{self.ended}/{self.jobs}] {result.name}: {result.status}, {text}", result.hint
+        )
         if self._as_json:
             try:
-                emit_json_line(result)
-            except (
-                OSError
-            ) as error:  # whoever read it is gone; the results are in their file all the same
+                emit_json(result, indent=-1)
+            except OSError as error:  # the reader of stdout is closed; the results file has it all
                 note(f"no more results on stdout: {error.strerror}")
                 self._as_json = False
                 mute_stdout()
 
-    def waiting(self, running: dict[str, float]) -> None:
-        if self._status is None:
-            return
-        names = [f"{visible(name)} {seconds:.0f} s" for name, seconds in running.items()]
-        under_way = f"; {listed(names, _MOST_SHOWN)}" if names else ""
-        self._status.update(Text(f"{self.ended_jobs} of {self._jobs} done{under_way}"))
+    def show_running(self, running: dict[str, float]) -> None:
+        """Show the jobs that are running, with their seconds."""
+        jobs = [f"{name} {seconds:.0f} s" for name, seconds in running.items()]
+        running_text = f"; {listed(jobs, _MOST_SHOWN)}" if jobs else ""
+        self.status.update(f"{self.ended} of {self.jobs} done{running_text}")
 
 
-def _told(result: JobResult) -> str:
+def _describe_export(result: JobResult) -> str:
+    """Describe what a job exported, and how long that took."""
     nodes = "" if result.nodes is None else f"{plural(result.nodes, 'node')}, {result.strategy}"
     return nodes if result.status == SKIPPED else f"{nodes}, {result.seconds:.1f} s"
 
 
 def _view(results: list[JobResult], path: Path) -> Iterator[RenderableType]:
-    """The whole batch: a table, and what went wrong in full."""
+    """Show the whole batch: a table, its counts, and what failed with all details."""
     yield ""
+    titles = ("job", "status", "strategy", "nodes", "seconds", "memory")
+    numbers = ("nodes", "seconds", "memory")
     rows = [
         (
             result.name,
@@ -198,29 +199,24 @@ def _view(results: list[JobResult], path: Path) -> Iterator[RenderableType]:
         )
         for result in results
     ]
-    titles = {
-        "job": False,
-        "status": False,
-        "strategy": False,
-        "nodes": True,
-        "seconds": True,
-        "memory": True,
-    }
-    yield plain_table(titles, rows)
+    yield plain_table({title: title in numbers for title in titles}, rows)
     yield ""
-    counts = Counter(result.status for result in results)
-    done = counts.pop(DONE, 0) + counts.get(SKIPPED, 0)
-    skipped = counts.pop(SKIPPED, 0)
-    told = [
-        f"{done} of {plural(len(results), 'job')} done"
-        + (f" ({skipped} before)" if skipped else "")
-    ]
-    yield line(", ".join([*told, *(f"{count} {status}" for status, count in counts.items())]))
+    yield line(_count(results))
     for result in results:
         if not result.succeeded:
             yield line(f"{result.name}: {result.status}: {result.message}", 2)
             for detail in (*result.details, *((f"hint: {result.hint}",) if result.hint else ())):
                 yield line(detail.strip(), 6)
-        for told_beside in result.notes:
-            yield line(f"{result.name}: note: {told_beside}", 2)
+        for text in result.notes:
+            yield line(f"{result.name}: note: {text}", 2)
     yield line(f"results: {path}")
+
+
+def _count(results: list[JobResult]) -> str:
+    """Count the jobs by status, as in `3 of 5 jobs done (1 before), 2 failed`."""
+    counts = Counter(result.status for result in results)
+    skipped = counts.pop(SKIPPED, 0)
+    done = counts.pop(DONE, 0) + skipped
+    before = f" ({skipped} before)" if skipped else ""
+    failed = [f"{count} {status}" for status, count in counts.items()]
+    return ", ".join([f"{done} of {plural(len(results), 'job')} done{before}", *failed])

@@ -1,32 +1,36 @@
-"""`modelexport compare`: are two files the same graph, and if not, which modules differ."""
+"""`modelexport compare`: compare two files and show which modules differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.console import RenderableType
 
 from modelexport.analysis.compare import Comparison, FileSide, ModuleChange, compare
 from modelexport.cli.console import (
     check_output,
-    counted,
+    describe_tensor,
     emit_json,
+    join_counts,
     line,
     listed,
+    progress,
     show,
-    tensor,
-    waiting,
 )
 from modelexport.errors import plural
+from modelexport.tagged.records import TensorInfo
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _MOST = 8
 _MOST_MODULES = 20
 
 
-@click.command("compare", short_help="Whether two files are the same graph, and where not.")
+@click.command("compare")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option(
@@ -43,10 +47,10 @@ _MOST_MODULES = 20
 def compare_command(
     ctx: click.Context, a: Path, b: Path, output_file: Path | None, output_format: str
 ) -> None:
-    """Compare the graphs of A and B, and say what differs, module by module.
+    """Compare the graphs of A and B, and show what differs, module by module.
 
-    Names of tensors and the order of nodes do not matter; an attribute or a weight does. Exit code 0 if the
-    topology is the same, 1 if it differs, 2 if a file cannot be read.
+    Names of values and the order of nodes do not matter; attributes and initializers do. Exit code
+    0 if the topology is the same, 1 if it differs, 2 if a file cannot be read.
 
     \b
     Examples:
@@ -54,74 +58,79 @@ def compare_command(
       modelexport compare v1.onnx v2.onnx --output-format json
     """
     check_output(output_file, a, b)
-    with waiting(f"compare {a.name} with {b.name}"):
+    with progress(f"compare {a.name} with {b.name}"):
         result = compare(a, b)
     if output_format == "json":
-        told = {"verdict": result.verdict, **msgspec.to_builtins(result)}
-        emit_json(told, output_file)
+        emit_json({"verdict": result.verdict, **msgspec.to_builtins(result)}, output_file)
     else:
         show(_view(result), output_file)
     ctx.exit(0 if result.same_topology else 1)
 
 
 def _view(result: Comparison) -> Iterator[RenderableType]:
-    for letter, side in (("A", result.a), ("B", result.b)):
-        yield line(f"{letter}  {side.file}: {_told(side)}")
+    """Show a comparison as text."""
+    a, b = result.a, result.b
+    yield line(f"A  {a.file}: {_describe_file(a)}")
+    yield line(f"B  {b.file}: {_describe_file(b)}")
     yield ""
     yield line(result.verdict)
-    for same, word, a, b in (
-        (result.same_opset, "opset", counted(result.a.opset), counted(result.b.opset)),
-        (
-            result.same_inputs,
-            "inputs",
-            *(", ".join(map(tensor, side.inputs)) for side in (result.a, result.b)),
-        ),
-        (
-            result.same_outputs,
-            "outputs",
-            *(", ".join(map(tensor, side.outputs)) for side in (result.a, result.b)),
-        ),
+    for same, what, before, after in (
+        (result.same_opset, "opset", join_counts(a.opset), join_counts(b.opset)),
+        (result.same_inputs, "inputs", _signature(a.inputs), _signature(b.inputs)),
+        (result.same_outputs, "outputs", _signature(a.outputs), _signature(b.outputs)),
     ):
         if not same:
-            yield line(f"{word}: {a or 'none'}  →  {b or 'none'}", 2)
+            yield line(f"{what}: {before or 'none'}  →  {after or 'none'}", 2)
     for sentence in result.elsewhere:
         yield line(sentence, 2)
-    yield from _weights(result)
+    yield from _initializers(result)
     yield from _tags(result)
     for change in result.modules[:_MOST_MODULES]:
         yield from _module(change)
     if len(result.modules) > _MOST_MODULES:
         yield ""
-        yield line(
-            f"… and {plural(len(result.modules) - _MOST_MODULES, 'module')} more; --output-format json has them"
-        )
+        more = plural(len(result.modules) - _MOST_MODULES, "module")
+        yield line(f"… and {more} more; --output-format json has them")
 
 
-def _told(side: FileSide) -> str:
+def _describe_file(side: FileSide) -> str:
+    """Describe one of the two files by its counts."""
     tags = (
         f"{side.tagged_nodes:,} tagged with {plural(side.tags, 'tag')}"
         if side.tagged_nodes
         else "no tags"
     )
-    return f"{plural(side.nodes, 'node')}, {tags}, {plural(side.initializers, 'initializer')}, opset {counted(side.opset)}"
+    initializers = plural(side.initializers, "initializer")
+    return f"{plural(side.nodes, 'node')}, {tags}, {initializers}, opset {join_counts(side.opset)}"
 
 
-def _weights(result: Comparison) -> Iterator[RenderableType]:
+def _signature(tensors: Iterable[TensorInfo]) -> str:
+    """Describe inputs or outputs in one line."""
+    return listed(map(describe_tensor, tensors))
+
+
+def _initializers(result: Comparison) -> Iterator[RenderableType]:
+    """Show how many initializers are the same, and which are not."""
     weights = result.weights
-    parts = [("changed", weights.changed), ("added", weights.added), ("removed", weights.removed)]
-    told = [f"{len(names)} {word} ({listed(names, _MOST)})" for word, names in parts if names]
+    groups = (
+        ("changed", weights.changed),
+        ("added", weights.added),
+        ("removed", weights.removed),
+    )
+    parts = [f"{len(names)} {word} ({listed(names, _MOST)})" for word, names in groups if names]
     if weights.renamed:
-        told.append(f"{len(weights.renamed)} renamed")
-    if told:
-        yield line(f"initializers: {weights.same} the same, {', '.join(told)}", 2)
+        parts.append(f"{len(weights.renamed)} renamed")
+    if parts:
+        yield line(f"initializers: {weights.same} the same, {', '.join(parts)}", 2)
 
 
 def _tags(result: Comparison) -> Iterator[RenderableType]:
+    """Show how many tags differ, and how the nodes of each tag are counted in both files."""
     tags = result.tags
     counts = (("added", tags.added), ("removed", tags.removed), ("changed", tags.changed))
-    told = [f"{word} on {plural(count, 'node')}" for word, count in counts if count]
-    if told:
-        yield line(f"tags: {', '.join(told)}", 2)
+    parts = [f"{word} on {plural(count, 'node')}" for word, count in counts if count]
+    if parts:
+        yield line(f"tags: {', '.join(parts)}", 2)
     if tags.distribution and result.a.tagged_nodes and result.b.tagged_nodes:
         for tag, (a, b) in list(tags.distribution.items())[:_MOST]:
             yield line(f"{tag}: {plural(a, 'node')} → {b}", 4)
@@ -130,6 +139,7 @@ def _tags(result: Comparison) -> Iterator[RenderableType]:
 
 
 def _module(change: ModuleChange) -> Iterator[RenderableType]:
+    """Show the nodes of one module that differ."""
     yield ""
     name = "(no module)" if change.module is None else change.module or "(root)"
     yield line(name if change.tag is None else f"{name}  {change.tag}")
@@ -137,8 +147,8 @@ def _module(change: ModuleChange) -> Iterator[RenderableType]:
         yield line(f"removed {listed(change.removed, _MOST)}", 2)
     if change.added:
         yield line(f"added   {listed(change.added, _MOST)}", 2)
-    for one in change.changed[:_MOST]:
-        other = "" if one.node == one.other else f" (in A: {one.node})"
-        yield line(f"changed {one.other}{other}, {one.op_type}: {', '.join(one.what)}", 2)
+    for node in change.changed[:_MOST]:
+        other = "" if node.node == node.other else f" (in A: {node.node})"
+        yield line(f"changed {node.other}{other}, {node.op_type}: {', '.join(node.what)}", 2)
     if len(change.changed) > _MOST:
         yield line(f"… and {len(change.changed) - _MOST} changed nodes more", 2)

@@ -1,4 +1,4 @@
-"""Text for people and data for programs: tables, trees, JSON, CSV, progress."""
+"""Print text, JSON and CSV, and show progress: what all commands share."""
 
 from __future__ import annotations
 
@@ -8,128 +8,198 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
-from rich.text import Text
 
 from modelexport.errors import ArgumentError, ModelExportError
-from modelexport.onnx_file.atomic_write import check_output_path, write_file
-from modelexport.onnx_file.model_file import external_files
-from modelexport.tagged.model import load
-from modelexport.tagged.records import TensorInfo, sidecar_path
+
+if TYPE_CHECKING:  # rich and the file readers are imported where they are used: --help needs none
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.status import Status
+    from rich.table import Table
+
+    from modelexport.tagged.records import TensorInfo
 
 WIDTH_WHEN_PIPED = 80
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-
 _BEYOND_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Of those, the characters that JSON does not escape by itself."""
+"""Those control characters that JSON does not escape by itself."""
 _FORMULA = ("=", "+", "-", "@")
 
 
 def note(text: str) -> None:
+    """Print lines to stderr.
+
+    Args:
+        text: The lines; control characters in them are escaped.
+    """
     click.echo("\n".join(map(visible, text.split("\n"))), err=True)
 
 
 def visible(text: str) -> str:
-    """A name as it can be shown: control characters as their codes, so that no file can steer a terminal."""
+    """Escape control characters, so that a name in a file cannot steer a terminal.
+
+    Args:
+        text: Any text, for example a name from a model file.
+
+    Returns:
+        The text with each control character as its code.
+    """
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-@contextmanager
-def progress(verbose: bool) -> Iterator[Callable[[str], None]]:
-    """A spinner that names the running step; plain lines where stderr is no terminal."""
-    screen = Console(
-        file=sys.stderr, highlight=False
-    )  # this one, also while torch's own words go elsewhere
-    if verbose or not screen.is_terminal:
-        yield lambda step: note(f"{step} ...")
-        return
-    with screen.status("start") as status:
-        yield lambda step: status.update(f"{step} ...")
+class Progress:
+    """The progress of a command: a spinner with its step on a terminal, plain lines elsewhere.
 
-
-@contextmanager
-def waiting(what: str) -> Iterator[Callable[[float], None]]:
-    """A line while something may take seconds, gone afterwards; nothing where stderr is no terminal.
-
-    It gives a function to tell how much is done, from 0 to 1.
+    Calling it names the next step, so that it can be passed as `on_step`.
     """
-    if not sys.stderr.isatty():
-        yield lambda done: None
+
+    def __init__(self, task: str | None = None, status: Status | None = None) -> None:
+        self._status = status
+        self._task = task
+
+    def __call__(self, step: str) -> None:
+        """Name the step that begins."""
+        if self._status is None:
+            note(f"{step} ...")
+        else:
+            self.update(f"{step} ...")
+
+    def fraction(self, done: float) -> None:
+        """Show how much of the task is done, from 0 to 1; only a terminal shows it."""
+        self.update(f"{self._task} ... {int(done * 100)} %")
+
+    def update(self, text: str) -> None:
+        """Replace the text beside the spinner; only a terminal shows it."""
+        if self._status is not None:
+            self._status.update(_plain(text))
+
+    def print(self, text: str, hint: str | None = None) -> None:
+        """Print a line to stderr that stays, above the spinner if there is one.
+
+        Args:
+            text: The line.
+            hint: What to do next; left out on a terminal, where a summary follows.
+        """
+        if self._status is None:
+            note(visible(text if hint is None else f"{text} ({hint})"))
+        else:
+            self._status.console.print(_plain(text), soft_wrap=True)
+
+
+def _plain(text: str) -> RenderableType:
+    """Make text that rich prints as it is, without looking for markup."""
+    from rich.text import Text
+
+    return Text(visible(text))
+
+
+@contextmanager
+def progress(task: str | None = None, verbose: bool = False) -> Iterator[Progress]:
+    """Show progress on stderr for the time of the block.
+
+    Args:
+        task: What the block does. It is shown on a terminal only; steps are shown anywhere.
+        verbose: Print plain lines on a terminal as well, among what torch prints.
+
+    Yields:
+        The progress, to be called with the name of each step.
+    """
+    if verbose or not sys.stderr.isatty():
+        yield Progress(task)
         return
-    click.echo(f"{visible(what)} ...", err=True, nl=False)
-    shown = 0
+    from rich.console import Console
 
-    def tell(done: float) -> None:
-        nonlocal shown
-        if int(done * 100) > shown:
-            shown = int(done * 100)
-            click.echo(f"\r{visible(what)} ... {shown} %", err=True, nl=False)
-
-    try:
-        yield tell
-    finally:
-        click.echo("\r\x1b[K", err=True, nl=False)
+    # The console keeps this stderr, also while sys.stderr is redirected to hide what torch prints.
+    screen = Console(file=sys.stderr, highlight=False)
+    with screen.status(_plain(f"{task or 'start'} ...")) as status:
+        yield Progress(task, status)
 
 
 def show(parts: Iterable[RenderableType], output_file: Path | None = None) -> None:
-    """Print parts one below the other; what is piped or written is plain text of 80 columns."""
-    if output_file is None and sys.stdout.isatty():
-        screen = Console(highlight=False)
-        for part in parts:
-            screen.print(part)
-        return
+    """Print parts one below the other; what is piped or written is plain text of 80 columns.
+
+    Args:
+        parts: Tables, paragraphs and strings.
+        output_file: Write to this file instead of stdout.
+    """
+    from rich.console import Console
+
     text = io.StringIO()
-    page = Console(file=text, highlight=False, width=WIDTH_WHEN_PIPED, color_system=None)
-    for part in parts:
-        page.print(part)
-    emit(
-        re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE).encode("utf-8", "backslashreplace"),
-        output_file,
+    on_screen = output_file is None and sys.stdout.isatty()
+    console = Console(
+        file=None if on_screen else text,
+        width=None if on_screen else WIDTH_WHEN_PIPED,
+        color_system="auto" if on_screen else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
+    for part in parts:
+        console.print(part)
+    if not on_screen:
+        plain = re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE)
+        emit(plain.encode("utf-8", "backslashreplace"), output_file)
 
 
 def emit(data: bytes, output_file: Path | None = None) -> None:
-    """Data for programs: to stdout, or to a file."""
+    """Write data to stdout, or to a file with a note that says so.
+
+    Args:
+        data: The bytes.
+        output_file: The file to write instead of stdout; a pipe or a device is written to as it is.
+    """
     if output_file is None:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
-    else:
-        write(data, output_file)
+        return
+    from modelexport.onnx_file.atomic_write import check_output_path, write_file
+
+    target = check_output_path(output_file, suffix="").resolve()
+    write_file(target, data)
+    if target.is_file():
+        note(f"wrote {output_file}")
 
 
 def mute_stdout() -> None:
-    """Whoever read it is gone: what is left to write must not fail again, not even at exit."""
+    """Discard what is still written to stdout, after its reader closed it.
+
+    Otherwise the flush at exit would fail again.
+    """
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def emit_json(record: object, output_file: Path | None = None) -> None:
-    """A record as JSON; what could steer a terminal is escaped in it, which is the same to whoever reads JSON."""
-    text = msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
-    emit(_json_safe(text).encode() + b"\n", output_file)
+def emit_json(record: object, output_file: Path | None = None, *, indent: int = 2) -> None:
+    """Write a record as JSON, with control characters escaped.
 
+    Args:
+        record: A record or plain data.
+        output_file: Write to this file instead of stdout.
+        indent: Spaces for each level; -1 writes one line.
+    """
+    import msgspec
 
-def emit_json_line(record: object) -> None:
-    """The same in one line."""
-    emit(_json_safe(msgspec.json.encode(record).decode()).encode() + b"\n")
-
-
-def _json_safe(text: str) -> str:
-    return _BEYOND_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    text = msgspec.json.format(msgspec.json.encode(record), indent=indent).decode()
+    safe = _BEYOND_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    emit(safe.encode() + b"\n", output_file)
 
 
 def emit_csv(
     columns: Sequence[str], rows: Iterable[Mapping[str, object]], output_file: Path | None = None
 ) -> None:
-    """Rows as CSV; no cell can steer a terminal, or be a formula to a spreadsheet."""
+    """Write rows as CSV, with control characters escaped and no cell that a spreadsheet evaluates.
+
+    Args:
+        columns: The names of the columns, in order.
+        rows: The cells of each row by column; others are left out.
+        output_file: Write to this file instead of stdout.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -141,22 +211,28 @@ def emit_csv(
 
 
 def _cell(text: str) -> str:
+    """Escape a cell; a leading quote keeps a spreadsheet from evaluating it."""
     shown = visible(text)
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
-def write(data: bytes, path: Path) -> None:
-    """Write a file and say so, if it is one."""
-    target = check_output_path(path, suffix="").resolve()
-    write_file(target, data)
-    if target.is_file():
-        note(f"wrote {path}")
-
-
 def check_output(output_file: Path | None, *inputs: Path) -> None:
-    """Refuse to write over what is read: a model, its sidecar, or any other part of it."""
+    """Check that an output file can be written and overwrites no input.
+
+    Args:
+        output_file: The file to write; None for stdout.
+        inputs: The files that the command reads. The sidecar and the data files of a model count.
+
+    Raises:
+        ArgumentError: The file is a model or a part of one, or cannot be written.
+    """
     if output_file is None:
         return
+    from modelexport.onnx_file.atomic_write import check_output_path
+    from modelexport.onnx_file.model_file import external_files
+    from modelexport.tagged.model import load
+    from modelexport.tagged.records import sidecar_path
+
     check_output_path(output_file, suffix="")
     for path in inputs:
         own = {path.resolve(), sidecar_path(path).resolve()}
@@ -170,41 +246,70 @@ def check_output(output_file: Path | None, *inputs: Path) -> None:
 
 
 def plain_table(titles: dict[str, bool], rows: Iterable[Sequence[str]]) -> Table:
-    """Columns without lines, two spaces apart; `titles` tells which hold numbers.
+    """Build a table without rules, its columns two spaces apart.
 
-    Where the screen is too narrow, the first column that holds text is cut. A column without content is left out.
+    Where the terminal is too narrow, the first text column is truncated. Empty columns are left
+    out.
+
+    Args:
+        titles: The title of each column, and whether it holds numbers.
+        rows: The cells of each row.
+
+    Returns:
+        The table, for `show`.
     """
-    rows = [[visible(cell) for cell in row] for row in rows]
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[visible(cell) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    kept = [place for place in range(len(titles)) if any(row[place] for row in rows)]
-    shrinks = next((place for place in kept if not list(titles.values())[place]), None)
-    for place, (title, is_number) in enumerate(titles.items()):
-        if place in kept:
-            widest = max(len(title), *(len(row[place]) for row in rows))
-            table.add_column(
-                title,
-                justify="right" if is_number else "left",
-                no_wrap=place
-                != shrinks,  # what may be wrapped is made narrower first; its text is cut instead
-                overflow="ellipsis",
-                min_width=None if place == shrinks else widest,
-            )
-    for row in rows:
-        table.add_row(*(Text(row[place], no_wrap=True, overflow="ellipsis") for place in kept))
+    columns = [
+        (index, title, is_number)
+        for index, (title, is_number) in enumerate(titles.items())
+        if any(row[index] for row in cells)
+    ]
+    shrinking = next((index for index, _, is_number in columns if not is_number), None)
+    for index, title, is_number in columns:
+        # rich narrows the columns that may wrap first; the cells themselves are truncated instead.
+        table.add_column(
+            title,
+            justify="right" if is_number else "left",
+            no_wrap=index != shrinking,
+            overflow="ellipsis",
+            min_width=None
+            if index == shrinking
+            else max(len(title), *(len(row[index]) for row in cells)),
+        )
+    for row in cells:
+        table.add_row(
+            *(Text(row[index], no_wrap=True, overflow="ellipsis") for index, _, _ in columns)
+        )
     return table
 
 
 def line(text: str, indent: int = 0) -> RenderableType:
-    """A paragraph that is wrapped at words, its further lines indented a little more than its first."""
+    """Build a paragraph that wraps at words, its further lines indented by four more columns.
+
+    Args:
+        text: The paragraph; control characters in it are escaped.
+        indent: Columns before its first line.
+
+    Returns:
+        The paragraph, for `show`.
+    """
     return _Paragraph(visible(text), " " * indent)
 
 
 class _Paragraph:
+    """Text that rich wraps to the width of the console."""
+
     def __init__(self, text: str, indent: str) -> None:
         self._text = text
         self._indent = indent
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
         lines = textwrap.wrap(
             self._text,
             options.max_width,
@@ -216,26 +321,33 @@ class _Paragraph:
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """Format a number of bytes, as in `1.5 MiB`."""
     power = min(max(count.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
     return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {_UNITS[power]}"
 
 
 def listed(names: Iterable[str], most: int | None = None) -> str:
-    """Names in one line, the first ones if there are many."""
+    """Join names with commas.
+
+    Args:
+        names: The names; the empty one is the root.
+        most: How many to name; the others are counted.
+
+    Returns:
+        One line, as in `a, b, and 3 more`.
+    """
     names = list(names)
     more = "" if most is None or len(names) <= most else f", and {len(names) - most} more"
-    told = [
-        str(name) or "(root)" for name in names[:most]
-    ]  # protobuf gives bytes for a name that is not UTF-8
-    return ", ".join(told) + more
+    # protobuf returns bytes for a name that is not UTF-8
+    return ", ".join(str(name) or "(root)" for name in names[:most]) + more
 
 
-def counted(counts: dict[str, int], most: int | None = None) -> str:
-    """Names with their counts, in one line."""
+def join_counts(counts: Mapping[str, int], most: int | None = None) -> str:
+    """Join names with their counts, as in `Add 3, MatMul 2`; `most` is as for names."""
     return listed((f"{name} {count:,}" for name, count in counts.items()), most)
 
 
-def tensor(info: TensorInfo) -> str:
-    """A tensor's name, type and shape."""
-    return f"{info.name} {info.dtype}[{','.join('?' if dim is None else str(dim) for dim in info.shape)}]"
+def describe_tensor(tensor: TensorInfo) -> str:
+    """Describe a tensor by its name, type and shape, as in `x float[2,?]`."""
+    shape = ",".join("?" if dim is None else str(dim) for dim in tensor.shape)
+    return f"{tensor.name} {tensor.dtype}[{shape}]"

@@ -1,22 +1,21 @@
-"""`modelexport demo`: the main job on a small bundled model, offline."""
+"""`modelexport demo`: export a small bundled model and work with it by module, offline."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
 from collections import Counter
-from importlib.resources import as_file, files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from modelexport.cli.console import line, note, plain_table, progress, show
-from modelexport.cli.extract import extracted
 from modelexport.cli.summary import show_summary
-from modelexport.cli.verify import verified
 from modelexport.errors import FileError
-from modelexport.extraction.extract import extract
-from modelexport.report import ExportReport
+
+if TYPE_CHECKING:
+    from modelexport.report import ExportReport
 
 _SEED = 0
 JOBS = """\
@@ -35,9 +34,22 @@ name = "every-class"
 torch_nn = "all"
 input_shape = [2, 64]
 """
+_NEXT_STEPS = """
+Try next:
+  modelexport analyze {folder}/bert-tiny.onnx --output-format detailed
+  modelexport validate {folder}/bert-tiny.onnx --check-consistency
+  modelexport extract {folder}/bert-tiny.onnx --list
+  modelexport extract {folder}/bert-tiny.onnx {layers} {folder}/layers.onnx
+  modelexport verify {folder}/bert-tiny {folder}/bert-tiny.onnx
+  modelexport import-onnx {folder}/bert-tiny_hierarchical_graph.graphml {folder}/new.onnx --validate
+  modelexport strip {folder}/bert-tiny.onnx {folder}/baseline.onnx
+  modelexport compare {folder}/baseline.onnx {folder}/bert-tiny.onnx
+  modelexport export {folder}/bert-tiny {folder}/traced.onnx --strategy htp --with-report
+  modelexport export {folder}/bert-tiny {folder}/all.onnx --torch-nn all --input-shape 2,64
+  modelexport batch {folder}/jobs.toml"""
 
 
-@click.command("demo", short_help="The whole tour on a tiny BERT, offline.")
+@click.command("demo")
 @click.argument(
     "folder",
     metavar="[DIR]",
@@ -47,20 +59,18 @@ input_shape = [2, 64]
 )
 @click.option("--strategy", default="auto", show_default=True, help="auto, fx, htp or usage_based.")
 def demo_command(folder: Path, strategy: str) -> None:
-    """Build a tiny BERT with random weights, export it, and work with it by module. Needs no network.
+    """Build a tiny BERT with random weights, export it, and work with it by module.
 
-    DIR (default modelexport-demo) gets the model as a normal Hugging Face folder, the ONNX file with
-    its sidecar and a GraphML for yEd, a layer of it as a model of its own, and a list of jobs for batch.
-    Every module is checked against PyTorch.
+    Needs no network. DIR (default modelexport-demo) gets the model as a normal Hugging Face folder,
+    the ONNX file with its sidecar and a GraphML for yEd, a layer of it as a model of its own, and a
+    list of jobs for batch. Every module is checked against PyTorch.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(
-            f"cannot create {folder}: {error.strerror}", hint="choose another folder"
-        ) from error
-    with progress(verbose=False) as on_step:
+    _make_folder(folder)
+    with progress() as on_step:
         on_step("load torch and transformers")
+        from modelexport.cli.extract import describe_extraction
+        from modelexport.cli.verify import verified
+        from modelexport.extraction.extract import extract
         from modelexport.pipeline import export_model
         from modelexport.source.example_inputs import InputRequest, make_example_inputs
         from modelexport.source.load import load_source
@@ -68,7 +78,6 @@ def demo_command(folder: Path, strategy: str) -> None:
         on_step("build the model")
         model_folder = folder / "bert-tiny"
         _save_model(model_folder)
-        (folder / "jobs.toml").write_text(JOBS)
         source = load_source(str(model_folder))
         example = make_example_inputs(source, InputRequest(), _SEED)
         report = export_model(
@@ -82,9 +91,9 @@ def demo_command(folder: Path, strategy: str) -> None:
             on_step=on_step,
             with_graphml=True,
         )
-        layer = _layer(report)
+        layer = _first_layer(report)
         on_step(f"extract {layer}")
-        piece = extract(report.onnx_path, layer, folder / "layer.onnx").record
+        extraction = extract(report.onnx_path, layer, folder / "layer.onnx").record
         parity = None
         if importlib.util.find_spec("onnxruntime") is not None:
             from modelexport.verification.verify import verify
@@ -92,22 +101,28 @@ def demo_command(folder: Path, strategy: str) -> None:
             parity = verify(source.model, example.inputs, report.onnx_path, on_step=on_step)
     show_summary(report)
     _show_tags(report)
-    show(
-        [
-            "",
-            line("One layer cut out, a model that runs by itself:"),
-            *extracted(folder / "layer.onnx", piece),
-        ]
-    )
+    show(["", line("One layer cut out, a model that runs by itself:")])
+    show(describe_extraction(folder / "layer.onnx", extraction))
     if parity is None:
         note("note: with onnxruntime installed, the demo also checks every module against PyTorch")
     else:
         show(["", line("Every module against PyTorch:"), *verified(parity, source.name)])
-    _show_next_steps(folder, layer)
+    click.echo(_NEXT_STEPS.format(folder=folder, layers=layer.rpartition(".")[0]))
 
 
-def _layer(report: ExportReport) -> str:
-    """The first module of a list that has nodes."""
+def _make_folder(folder: Path) -> None:
+    """Create the folder of the demo, with a list of jobs for batch."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(
+            f"cannot create {folder}: {error.strerror}", hint="choose another folder"
+        ) from error
+    (folder / "jobs.toml").write_text(JOBS)
+
+
+def _first_layer(report: ExportReport) -> str:
+    """Return the path of the first numbered module that has nodes."""
     modules = report.hierarchy.modules
     return next(
         path for path in modules if path.rpartition(".")[2].isdecimal() and modules[path].nodes
@@ -115,7 +130,9 @@ def _layer(report: ExportReport) -> str:
 
 
 def _save_model(folder: Path) -> None:
-    """The bundled configuration and vocabulary as a Hugging Face folder with seeded random weights."""
+    """Save the bundled configuration as a Hugging Face folder with seeded random weights."""
+    from importlib.resources import as_file, files
+
     import torch
 
     from modelexport.source.huggingface import import_transformers
@@ -131,6 +148,7 @@ def _save_model(folder: Path) -> None:
 
 
 def _show_tags(report: ExportReport) -> None:
+    """Print the tags with their numbers of nodes, the most frequent first."""
     counts = Counter(
         record.tag for record in report.hierarchy.nodes.values() if record.tag is not None
     )
@@ -139,22 +157,3 @@ def _show_tags(report: ExportReport) -> None:
         for tag, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
     show(["", plain_table({"nodes": True, "tag": False}, rows)])
-
-
-def _show_next_steps(folder: Path, layer: str) -> None:
-    lines = [
-        "",
-        "Try next:",
-        f"  modelexport analyze {folder}/bert-tiny.onnx --output-format detailed",
-        f"  modelexport validate {folder}/bert-tiny.onnx --check-consistency",
-        f"  modelexport extract {folder}/bert-tiny.onnx --list",
-        f"  modelexport extract {folder}/bert-tiny.onnx {layer.rpartition('.')[0]} {folder}/piece.onnx",
-        f"  modelexport verify {folder}/bert-tiny {folder}/bert-tiny.onnx",
-        f"  modelexport import-onnx {folder}/bert-tiny_hierarchical_graph.graphml {folder}/back.onnx --validate",
-        f"  modelexport strip {folder}/bert-tiny.onnx {folder}/baseline.onnx",
-        f"  modelexport compare {folder}/baseline.onnx {folder}/bert-tiny.onnx",
-        f"  modelexport export {folder}/bert-tiny {folder}/traced.onnx --strategy htp --with-report",
-        f"  modelexport export {folder}/bert-tiny {folder}/all.onnx --torch-nn all --input-shape 2,64",
-        f"  modelexport batch {folder}/jobs.toml",
-    ]
-    click.echo("\n".join(lines))

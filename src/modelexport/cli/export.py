@@ -44,7 +44,7 @@ def _merged(axes: Iterable[tuple[str, dict[int, str]]]) -> dict[str, dict[int, s
     return merged
 
 
-@click.command("export", short_help="Export a model with its map.")
+@click.command("export")
 @click.argument("model")
 @click.argument("output", type=click.Path())
 @click.option(
@@ -195,7 +195,7 @@ def export_command(
         fx_graph=fx_graph,
         temp_dir=temp_dir,
     )
-    with progress(verbose) as on_step:
+    with progress(verbose=verbose) as on_step:
         report, notes = perform(job, on_step, verbose)
     for told in notes:
         note(f"note: {told}")

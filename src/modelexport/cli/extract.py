@@ -1,24 +1,27 @@
-"""`modelexport extract`: one module of a tagged file as a model of its own."""
+"""`modelexport extract`: write one module of a tagged file as a model of its own."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import RenderableType
 
-from modelexport.cli.console import line, listed, note, show, tensor, waiting
+from modelexport.cli.console import describe_tensor, line, listed, note, progress, show
 from modelexport.errors import ExtractionWarning, plural
 from modelexport.extraction.extract import ExtractableModule, extract, list_extractable
 from modelexport.onnx_file.atomic_write import check_output_path
-from modelexport.tagged.records import ExtractionRecord, sidecar_path
+from modelexport.tagged.records import ExtractionRecord, TensorInfo, sidecar_path
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _MOST = 8
 
 
-@click.command("extract", short_help="One module as a runnable model.")
+@click.command("extract")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.argument("module", required=False)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
@@ -34,10 +37,11 @@ _MOST = 8
 def extract_command(
     onnx: Path, module: str | None, out: Path | None, call: int | None, list_: bool
 ) -> None:
-    """Write the nodes of MODULE to OUT (a .onnx file): a model that runs by itself, with its tags and sidecar.
+    """Write the nodes of MODULE to OUT (a .onnx file): a model that runs, with tags and sidecar.
 
-    MODULE is a tag, a module path ("" is the root) or a glob that matches one. What enters the module becomes
-    its inputs, what leaves it its outputs; weights come along, and so do constants from outside.
+    MODULE is a tag, a module path ("" is the root) or a glob that matches one. Values that enter
+    the module become its inputs, values that leave it its outputs; its initializers are included,
+    and so are constants from outside.
 
     \b
     Examples:
@@ -47,45 +51,61 @@ def extract_command(
     """
     if list_:
         if out is not None or call is not None:
-            raise click.UsageError("--list shows, and writes nothing: leave OUT and --call out")
-        with waiting(f"read {onnx.name}"):
-            found = list_extractable(onnx, module)
-        show(_listing(onnx, found))
+            raise click.UsageError("--list writes nothing: leave OUT and --call out")
+        with progress(f"read {onnx.name}"):
+            modules = list_extractable(onnx, module)
+        show(_listing(onnx, modules))
         return
     if module is None or out is None:
         raise click.UsageError("name a MODULE and the file OUT to write; --list shows the modules")
     check_output_path(out)
-    with waiting(f"extract {module}"), warnings.catch_warnings(record=True) as lost:
+    with progress(f"extract {module}"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ExtractionWarning)
         record = extract(onnx, module, out, call=call).record
-    show(extracted(out, record))
-    for warning in lost:
+    show(describe_extraction(out, record))
+    for warning in caught:
         if issubclass(warning.category, ExtractionWarning):
             note(f"note: {warning.message}")
 
 
-def _listing(onnx: Path, found: list[ExtractableModule]) -> Iterator[RenderableType]:
-    yield line(f"{onnx}: {plural(len(found), 'module')} can be extracted")
-    for module in found:
+def _listing(onnx: Path, modules: list[ExtractableModule]) -> Iterator[RenderableType]:
+    """Show the modules that can be extracted."""
+    yield line(f"{onnx}: {plural(len(modules), 'module')} can be extracted")
+    for module in modules:
         yield ""
         calls = f", {module.calls} calls" if module.calls > 1 else ""
         kind = f"  {module.class_.rpartition('.')[2]}" if module.class_ else ""
         yield line(f"{module.module or '(root)'}{kind}, {plural(module.nodes, 'node')}{calls}")
-        yield line(f"takes {listed(map(tensor, module.inputs), _MOST) or 'nothing'}", 2)
-        yield line(f"gives {listed(map(tensor, module.outputs), _MOST)}", 2)
+        yield from _boundary(module.inputs, module.outputs)
 
 
-def extracted(out: Path, record: ExtractionRecord) -> Iterator[RenderableType]:
-    """What was cut out and written."""
-    pulled = (
+def _boundary(
+    inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+) -> Iterator[RenderableType]:
+    """Show the values that enter and leave a module."""
+    yield line(f"takes {listed(map(describe_tensor, inputs), _MOST) or 'nothing'}", 2)
+    yield line(f"gives {listed(map(describe_tensor, outputs), _MOST)}", 2)
+
+
+def describe_extraction(out: Path, record: ExtractionRecord) -> Iterator[RenderableType]:
+    """Describe an extracted model and its files.
+
+    Args:
+        out: The file that was written.
+        record: What was extracted.
+
+    Yields:
+        The lines, for `show`.
+    """
+    constants = (
         f", and {plural(len(record.pulled_in), 'constant')} from outside"
         if record.pulled_in
         else ""
     )
     call = "" if record.call is None else f", call {record.call}"
-    yield line(f"{out}: {record.module or '(root)'}{call}, {plural(record.nodes, 'node')}{pulled}")
-    yield line(f"takes {listed(map(tensor, record.inputs), _MOST) or 'nothing'}", 2)
-    yield line(f"gives {listed(map(tensor, record.outputs), _MOST)}", 2)
+    module = f"{record.module or '(root)'}{call}"
+    yield line(f"{out}: {module}, {plural(record.nodes, 'node')}{constants}")
+    yield from _boundary(record.inputs, record.outputs)
     for path in (out.with_name(f"{out.name}.data"), sidecar_path(out)):
         if path.exists():
             yield line(f"with {path.name}", 2)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from modelexport.cli.console import line, note, show, size, visible, waiting
+from modelexport.cli.console import line, note, progress, show, size, visible
 from modelexport.errors import plural
 from modelexport.graphml.check import ImportCheck, check_import
 from modelexport.graphml.dialect import MODES, graphml_path
@@ -29,7 +29,7 @@ parameters_option: Callable[[Any], Any] = click.option(
 )
 
 
-@click.command("export-graphml", short_help="A model for yEd, with its modules as groups.")
+@click.command("export-graphml")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @parameters_option
@@ -46,8 +46,10 @@ def export_graphml_command(onnx: Path, out: Path | None, graphml_parameters: str
     """
     target = graphml_path(onnx) if out is None else out
     check_output_path(target, suffix=".graphml")
-    with waiting(f"write {target.name}") as tell:
-        files = export_graphml(onnx, target, parameters=graphml_parameters, on_progress=tell)
+    with progress(f"write {target.name}") as tell:
+        files = export_graphml(
+            onnx, target, parameters=graphml_parameters, on_progress=tell.fraction
+        )
     show(written(files))
     if files.sidecar_refused is not None:
         note(f"{sidecar_path(onnx).name} is not used: {files.sidecar_refused}")
@@ -62,7 +64,7 @@ def written(files: GraphmlFiles) -> Iterator[RenderableType]:
         yield line(f"weights in {files.data.name}, {size(files.data.stat().st_size)}", 2)
 
 
-@click.command("import-onnx", short_help="The model back out of a GraphML.")
+@click.command("import-onnx")
 @click.argument("graphml", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
@@ -82,8 +84,8 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
     recorded, or if ONNX Runtime refuses it.
     """
     check_output_path(out)
-    with waiting(f"read {graphml.name}") as tell:
-        imported = import_onnx(graphml, out, on_progress=tell)
+    with progress(f"read {graphml.name}") as tell:
+        imported = import_onnx(graphml, out, on_progress=tell.fraction)
     show([line(f"{out}: {plural(imported.nodes, 'node')}")])
     for path in imported.data:
         show([line(f"weights in {path.name}", 2)])
@@ -92,7 +94,7 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
     if len(imported.edits) > _MOST:
         note(f"edited: … and {plural(len(imported.edits) - _MOST, 'change')} more")
     if validate:
-        with waiting(f"check {out.name}"):
+        with progress(f"check {out.name}"):
             checked = check_import(imported)
         show(_checked(checked))
         ctx.exit(0 if checked.passed else 1)

@@ -1,4 +1,4 @@
-"""The command group: finds commands when they are called, and turns errors into a line and an exit code."""
+"""The `modelexport` command: import a command when it is called, and map errors to exit codes."""
 
 from __future__ import annotations
 
@@ -12,46 +12,66 @@ import click
 import modelexport
 from modelexport.errors import ModelExportError
 
-_COMMANDS = {
-    "export": ("modelexport.cli.export", "export_command"),
-    "analyze": ("modelexport.cli.analyze", "analyze_command"),
-    "validate": ("modelexport.cli.validate", "validate_command"),
-    "compare": ("modelexport.cli.compare", "compare_command"),
-    "extract": ("modelexport.cli.extract", "extract_command"),
-    "verify": ("modelexport.cli.verify", "verify_command"),
-    "export-graphml": ("modelexport.cli.graphml", "export_graphml_command"),
-    "import-onnx": ("modelexport.cli.graphml", "import_onnx_command"),
-    "strip": ("modelexport.cli.strip", "strip_command"),
-    "batch": ("modelexport.cli.batch", "batch_command"),
-    "demo": ("modelexport.cli.demo", "demo_command"),
+COMMANDS = {
+    "export": ("export:export_command", "Export a model with its map."),
+    "analyze": ("analyze:analyze_command", "Show what is in a file, module by module."),
+    "validate": ("validate:validate_command", "Check a file and its tags; repair them."),
+    "compare": ("compare:compare_command", "Compare two files, module by module."),
+    "extract": ("extract:extract_command", "Write one module as a runnable model."),
+    "verify": ("verify:verify_command", "Compare every module with PyTorch."),
+    "export-graphml": (
+        "graphml:export_graphml_command",
+        "Write a GraphML for yEd, with modules as groups.",
+    ),
+    "import-onnx": ("graphml:import_onnx_command", "Restore the model from a GraphML."),
+    "strip": ("strip:strip_command", "Restore the bytes of the baseline."),
+    "batch": ("batch:batch_command", "Run many exports, each in its own process."),
+    "demo": ("demo:demo_command", "Take the tour on a tiny BERT, offline."),
 }
+"""Of each command, where it is in `modelexport.cli`, and its line in `modelexport --help`.
+
+The line is here, and not in the command, so that `modelexport --help` imports no command.
+"""
 
 
 class _Commands(click.Group):
+    """The group of the commands in the table above."""
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        if sys.stdout is None:  # closed by the caller, who wants none of it
+        """Run a command; a file that cannot be read or written ends it with exit code 2."""
+        if sys.stdout is None:  # the caller has closed it
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
-            place = f"{error.filename}: " if error.filename else "cannot write the output: "
-            click.echo(f"Error: {place}{error.strerror or error}", err=True)
+            subject = f"{error.filename}: " if error.filename else "cannot write the output: "
+            click.echo(f"Error: {subject}{error.strerror or error}", err=True)
             from modelexport.cli.console import mute_stdout
 
             mute_stdout()
             sys.exit(2)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        """List the names of the commands, in the order of the help."""
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        """Import a command; None if there is none of that name."""
+        if cmd_name not in COMMANDS:
             return None
-        home, attribute = _COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(home), attribute)
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(
+            importlib.import_module(f"modelexport.cli.{module}"), attribute
+        )
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names and the short help of the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
     def invoke(self, ctx: click.Context) -> Any:
+        """Run a command, and print an error as one line, its details, and an exit code."""
         try:
             return super().invoke(ctx)
         except ModelExportError as error:

@@ -46,7 +46,7 @@ _WORDS = {
 }
 
 
-@click.command("verify", short_help="Every module against PyTorch.")
+@click.command("verify")
 @click.argument("model")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.option(

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.numpy_helper import from_array
-from onnx.reference import ReferenceEvaluator
 
 from modelexport.errors import FormatError
 from modelexport.graph.flat import nested_graphs
@@ -267,6 +266,8 @@ def _stand_in(kind: onnx.TypeProto | None) -> Value | None:
 def _evaluated(
     node: onnx.NodeProto, given: Mapping[str, Value], opsets: Iterable[onnx.OperatorSetIdProto]
 ) -> dict[str, Value]:
+    from onnx.reference import ReferenceEvaluator  # slow to import, and most files need none
+
     names = [name for name in node.output if name]
     graph = onnx.helper.make_graph(
         [node],

@@ -1,10 +1,11 @@
-"""extract and verify as people use them, and the examples."""
+"""The commands extract and verify, and the examples."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -59,11 +60,22 @@ def broken():
 """
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export the model once for all tests."""
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("nets.py").write_text(FACTORY)
+        assert run("export", "nets.py:make", "net.onnx").exit_code == 0
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a copy of the exported files."""
+    shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    Path("nets.py").write_text(FACTORY)
-    assert run("export", "nets.py:make", "net.onnx").exit_code == 0
     return tmp_path
 
 
@@ -71,7 +83,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def test_extract_tells_what_it_wrote(folder: Path) -> None:
+def test_extract_describes_the_extracted_model(folder: Path) -> None:
     result = run("extract", "net.onnx", "blocks.1", "block.onnx")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[0] == "block.onnx: blocks.1, 2 nodes"
@@ -107,7 +119,9 @@ def test_the_list(folder: Path) -> None:
         (("none.onnx", "blocks.1", "p.onnx"), "cannot read none.onnx"),
     ],
 )
-def test_extract_refuses_in_a_line(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_extract_reports_bad_input_in_one_line(
+    folder: Path, arguments: tuple[str, ...], said: str
+) -> None:
     result = run("extract", *arguments)
     assert result.exit_code == 2
     assert said in result.stderr
@@ -115,7 +129,7 @@ def test_extract_refuses_in_a_line(folder: Path, arguments: tuple[str, ...], sai
     assert not Path("p.onnx").exists()
 
 
-def test_verify_says_that_a_file_is_right(folder: Path) -> None:
+def test_verify_confirms_a_correct_file(folder: Path) -> None:
     result = run("verify", "nets.py:make", "net.onnx")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(
@@ -126,7 +140,7 @@ def test_verify_says_that_a_file_is_right(folder: Path) -> None:
 
 
 @pytest.mark.regression
-def test_verify_lists_what_it_did_not_compare(folder: Path) -> None:
+def test_verify_lists_modules_that_are_not_compared(folder: Path) -> None:
     Path("idle.py").write_text(
         "from torch import nn, ones\n\ndef make():\n"
         "    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.ReLU()).eval(), (ones(2, 4),)\n"
@@ -191,7 +205,7 @@ def test_verify_on_several_texts(folder: Path) -> None:
     assert "Traceback" not in refused.output
 
 
-def test_verify_names_the_block_that_is_wrong(folder: Path) -> None:
+def test_verify_names_the_module_that_causes_a_difference(folder: Path) -> None:
     result = run("verify", "nets.py:broken", "net.onnx")
     assert result.exit_code == 1
     assert "first to differ: blocks.1.fc (Linear)" in result.stdout
@@ -217,7 +231,7 @@ def test_verify_names_the_block_that_is_wrong(folder: Path) -> None:
     assert narrowed.exit_code == 0, narrowed.output
 
 
-def test_a_narrow_table_cuts_names_and_nothing_else() -> None:
+def test_a_narrow_table_truncates_names_only() -> None:
     text = io.StringIO()
     table = plain_table(
         {"module": False, "number": True, "outcome": False}, [("x" * 90, "1e-04", "caused inside")]
@@ -228,8 +242,8 @@ def test_a_narrow_table_cuts_names_and_nothing_else() -> None:
     assert len(row) <= 40
 
 
-def test_inputs_are_made_as_for_the_export(folder: Path) -> None:
-    """The file knows how; a specs file it knows only by its name."""
+def test_verify_makes_the_inputs_of_the_export(folder: Path) -> None:
+    """The file records how they were made; of a specs file it records the name."""
     assert run("export", "nets.py:bare", "shaped.onnx", "--input-shape", "3,6").exit_code == 0
     assert modelexport.load("shaped.onnx").records is not None
     result = run("verify", "nets.py:bare", "shaped.onnx")
@@ -253,7 +267,9 @@ def test_inputs_are_made_as_for_the_export(folder: Path) -> None:
         (("nets.py:make", "net.onnx", "--output-file", "nets.py"), "is a model or a part of one"),
     ],
 )
-def test_verify_refuses_in_a_line(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_verify_reports_bad_input_in_one_line(
+    folder: Path, arguments: tuple[str, ...], said: str
+) -> None:
     before = Path("nets.py").read_bytes()
     result = run("verify", *arguments)
     assert result.exit_code == 2
@@ -262,7 +278,7 @@ def test_verify_refuses_in_a_line(folder: Path, arguments: tuple[str, ...], said
     assert Path("nets.py").read_bytes() == before
 
 
-def test_no_output_goes_over_a_data_file(folder: Path) -> None:
+def test_no_output_overwrites_a_data_file(folder: Path) -> None:
     assert (
         run(
             "export", "nets.py:large", "apart.onnx", "--strategy", "htp", "--external-data"
