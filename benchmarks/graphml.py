@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from benchmarks.generated import write_graph
 from benchmarks.reading import peak_kib
 from benchmarks.table import Row, against, growth, size
-from modelexport.graphml.dialect import MODES, data_path, graphml_path
+from modelexport.graphml.format import MODES, data_path, graphml_path
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import open_mapped
 

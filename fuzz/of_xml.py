@@ -11,8 +11,7 @@ from lxml import etree
 
 from fuzz import of_json, of_protobuf
 from fuzz.of_bytes import Draw, place
-from modelexport.graphml.dialect import GRAPHML, INITIALIZER, MODEL, SPARSE
-from modelexport.graphml.store import part_check
+from modelexport.graphml.format import GRAPHML, INITIALIZER, MODEL, SPARSE, checksum
 
 _NODE, _EDGE, _DATA, _KEY = (f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "data", "key"))
 _MESSAGES = {MODEL: onnx.ModelProto, INITIALIZER: onnx.TensorProto, SPARSE: onnx.SparseTensorProto}
@@ -74,7 +73,7 @@ def seal(root: Element) -> None:
             except (binascii.Error, ValueError):
                 continue
             stored = "" if told.get("values") is None else told["values"].text or ""
-            told["check"].text = part_check(message, stored)
+            told["check"].text = checksum(message, stored)
 
 
 def _in_text(draw: Draw, text: bytes) -> bytes:

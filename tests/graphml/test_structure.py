@@ -13,6 +13,7 @@ import modelexport
 from exports import export
 from graphml.drawing import Drawing, G, Y
 from graphml.handmade import HANDMADE
+from modelexport.graphml.format import escape_name
 from modelexport.tagged.model import TaggedModel
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
@@ -154,16 +155,10 @@ def test_one_edge_for_every_use_of_a_tensor(drawing: Drawing) -> None:
         assert target["kind"] in ("operator", "output")
         if source["kind"] == "operator":
             proto = model.graph.protos[int(source["execution_order"])]
-            assert told.get("tensor", "") == _plain(proto.output[int(told["source_output"])])
+            assert told.get("tensor", "") == escape_name(proto.output[int(told["source_output"])])
         if target["kind"] == "operator":
             proto = model.graph.protos[int(target["execution_order"])]
-            assert told.get("tensor", "") == _plain(proto.input[int(told["target_input"])])
-
-
-def _plain(name: str) -> str:
-    from modelexport.graphml.views import plain
-
-    return plain(name)
+            assert told.get("tensor", "") == escape_name(proto.input[int(told["target_input"])])
 
 
 def test_every_operator_says_what_it_is(drawing: Drawing) -> None:
@@ -177,7 +172,7 @@ def test_every_operator_says_what_it_is(drawing: Drawing) -> None:
         told = operators[index]
         assert told["operator"] == node.op_type
         assert told.get("domain", "") == node.domain
-        assert told.get("name", "") == _plain(node.name)
+        assert told.get("name", "") == escape_name(node.name)
         assert set(json.loads(told.get("attributes", "{}"))) == {
             a.name for a in model.graph.protos[index].attribute
         }
