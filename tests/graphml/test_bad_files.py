@@ -586,7 +586,8 @@ from pathlib import Path
 source, graphml, mode, work = sys.argv[1:]
 modelexport.export_graphml, modelexport.import_onnx
 def peak():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    lines = open("/proc/self/status")
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 Path("/proc/self/clear_refs").write_text("5")
 before = peak()
 if work == "write":

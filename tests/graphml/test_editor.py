@@ -1,4 +1,4 @@
-"""What people do in an editor: the look may change, a changed structure is an error that names the element."""
+"""What people do in an editor: the look may change; a changed structure is an error."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def refused(drawing: Drawing, match: str) -> None:
 
 
 def as_yed_saves(path: Path) -> None:
-    """Number keys, nodes and edges anew, turn everything around, wrap texts, add what an editor adds."""
+    """Renumber keys, nodes and edges, reverse their order, wrap texts, add an editor's key."""
     drawing = Drawing(path)
     new: dict[str, str] = {}
 
@@ -262,7 +262,8 @@ EDITS: dict[str, tuple[Callable[[Drawing], object], str]] = {
     ),
     "other attributes": (
         lambda d: d.set(d.find(name="leaky"), "attributes", '{"alpha":0.25}'),
-        r"""'leaky' \(n\d+\): the attributes changed: expected '{"alpha":0.5}', got '{"alpha":0.25}'""",
+        r"""'leaky' \(n\d+\): the attributes changed: """
+        r"""expected '{"alpha":0.5}', got '{"alpha":0.25}'""",
     ),
     "attributes emptied": (
         lambda d: d.set(d.find(name="leaky"), "attributes", None),

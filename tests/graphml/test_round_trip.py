@@ -1,4 +1,4 @@
-"""ONNX to GraphML and back: equal protobuf, field for field, and the same results to the last bit."""
+"""ONNX to GraphML and back: equal field for field, and the same results to the last bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.must, pytest.mark.integration]
 
 
 def round_trip(path: Path, mode: str, folder: Path) -> Path:
-    """Through GraphML in another folder, without the original beside it unless it is referred to."""
+    """Go through GraphML in another folder, with the original beside it only in `reference`."""
     written = modelexport.export_graphml(
         path, None if mode == "reference" else folder / "there.graphml", parameters=mode
     )
@@ -241,7 +241,7 @@ def test_external_data_comes_back(mode: str, tmp_path: Path) -> None:
 
 
 def test_the_data_file_that_is_there_stays(tmp_path: Path) -> None:
-    """Imported beside the original, both share the data file; one with other values is not overwritten."""
+    """Beside the original, both share the data file; one with other values is kept."""
     path, _, _ = export("bert", "fx", tmp_path, external_data=True)
     data = tmp_path / "model.onnx.data"
     before = data.read_bytes()

@@ -1,4 +1,4 @@
-"""The file itself: valid GraphML, everything that yEd needs, modules nested as they are in the model."""
+"""The file: valid GraphML, all that yEd needs, modules nested as in the model."""
 
 from __future__ import annotations
 

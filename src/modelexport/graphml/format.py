@@ -72,7 +72,7 @@ _SUBGRAPH_SCOPE = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """The key `parameters`: where values of initializers are, and how many initializers there are."""
+    """The key `parameters`: where the values of initializers are, and how many there are."""
 
     mode: str
     file: str | None = None

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from modelexport.errors import ArgumentError
-from modelexport.graph.flat import Graph, nested_graphs
+from modelexport.graph.flat import nested_graphs
 from modelexport.graphml.elements import Terminal
 from modelexport.graphml.format import INITIALIZER, subgraph_scope
 from modelexport.graphml.tensors import (
@@ -24,6 +24,7 @@ from modelexport.graphml.tensors import (
 )
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import external_location, external_span, parse_model
+from modelexport.tagged.model import TaggedModel
 
 # Field numbers of onnx.proto, fixed by the ONNX specification.
 _MODEL_GRAPH, _MODEL_FUNCTIONS = 7, 25
@@ -100,32 +101,28 @@ class MessageMaker:
 
     def __init__(
         self,
-        path: Path,
+        model: TaggedModel,
         data: wire.Buffer,
         initializers: Sequence[wire.Field],
-        graph: Graph,
-        proto: onnx.ModelProto,
         store: Store,
         targets: Container[Path],
     ) -> None:
         """Prepare to take a model file apart.
 
         Args:
-            path: The model file.
-            data: Its content.
+            model: The model, without the values of its initializers.
+            data: The model file.
             initializers: The fields of the initializers of its main graph.
-            graph: The flat graph.
-            proto: The model without the nodes of its main graph and values of initializers.
             store: Where values go.
             targets: Resolved paths that will be written, which must not be data files.
         """
-        self._path = path
+        self._path = model.path
         self._data = data
         self._initializers = initializers
-        self._graph = graph
+        self._graph = graph = model.graph
         self._store = store
         self._targets = targets
-        self._graphs: dict[str, onnx.GraphProto] = {"": proto.graph}
+        self._graphs: dict[str, onnx.GraphProto] = {"": model.proto.graph}
         for index in graph.bodies:
             for position, (_, nested) in enumerate(nested_graphs(graph.protos[index].attribute)):
                 self._graphs[subgraph_scope(index, position)] = nested

@@ -227,9 +227,9 @@ class Parts:
                     around = document.parents[around]
                 known[parent] = self._scopes_inside.get(around, "")
             if self.operators[order].scope != known[parent]:
+                title = self.operators[order].title
                 raise FormatError(
-                    f"{self.operators[order].title} was moved into or out of a subgraph or function",
-                    hint="move it back",
+                    f"{title} was moved into or out of a subgraph or function", hint="move it back"
                 )
 
 

@@ -108,21 +108,16 @@ def export_graphml(
         model = TaggedModel(source, proto, stored_nodes(data, source))
         stage = stack.enter_context(transaction(target.parent))
         with ExitStack() as files:
-            store: Store = EmbeddedStore()
-            if parameters == "reference":
-                store = ReferenceStore(source.parent)
-            elif parameters == "sidecar":
-                values = files.enter_context((stage.work / "data").open("wb"))
-                store = SidecarStore(values, data_path(target).name)
-            graphml = (stage.work / "graphml").open("w", encoding="utf-8", newline="\n")
-            file = files.enter_context(graphml)
-            messages = MessageMaker(source, data, fields, model.graph, proto, store, targets)
+            store = _open_store(parameters, source, target, stage.work, files)
+            messages = MessageMaker(model, data, fields, store, targets)
             types = find_types(model, data, fields)
+            path = stage.work / "graphml"
+            file = files.enter_context(path.open("w", encoding="utf-8", newline="\n"))
             writer = _Writer(model, types, messages, store, file, on_progress)
             writer.write(make_frame(data))
         if store.file_name is not None:
             stage.place(stage.work / "data", store.file_name)
-        stage.place(stage.work / "graphml", target.name)
+        stage.place(path, target.name)
         stage.commit()
     return GraphmlFiles(
         target,
@@ -132,6 +127,14 @@ def export_graphml(
         len(writer.elements.edges),
         model.in_effect.refused,
     )
+
+
+def _open_store(mode: str, source: Path, target: Path, work: Path, files: ExitStack) -> Store:
+    """Open the store of a mode; the file of a sidecar lies in the work folder first."""
+    if mode == "sidecar":
+        values = files.enter_context((work / "data").open("wb"))
+        return SidecarStore(values, data_path(target).name)
+    return EmbeddedStore() if mode == "embedded" else ReferenceStore(source.parent)
 
 
 class _Writer:
@@ -188,15 +191,11 @@ class _Writer:
         proto, graph = self._model.proto, self._model.graph
         opsets = opset_imports(proto).items()
         versions = ", ".join(f"{escape_name(domain)} {version}" for domain, version in opsets)
-        edges = plural(len(self.elements.edges), "edge")
-        lines = [
-            self._model.path.name,
-            f"IR version {proto.ir_version}, opset {versions}",
-            f"{plural(len(graph.nodes), 'node')}, {edges}",
-        ]
+        counts = plural(len(graph.nodes), "node"), plural(len(self.elements.edges), "edge")
+        version = f"IR version {proto.ir_version}, opset {versions}"
+        lines = [self._model.path.name, version, ", ".join(counts)]
         label = "\n".join(shorten(escape_name(line)) for line in lines)
-        terminals = self.elements.terminals
-        initializers = sum(terminal.kind in INITIALIZERS for terminal in terminals)
+        initializers = sum(each.kind in INITIALIZERS for each in self.elements.terminals)
         parameters = Parameters(self._store.mode, self._store.file_name, initializers)
         self._put('<node id="n0">')
         self._write_keys(
@@ -332,13 +331,10 @@ class _Writer:
 
     def _nearest_tag(self, path: str) -> str:
         """Return the tag of a module, or of its nearest ancestor that is shown."""
-        while True:
-            record = self._model.modules.get(path)
-            if record is not None and record.tag is not None:
-                return record.tag
-            if not path:
-                return ""
+        modules = self._model.modules
+        while path and (path not in modules or modules[path].tag is None):
             path = path.rpartition(".")[0]
+        return (modules[path].tag if path in modules else None) or ""
 
     def _write_keys(self, values: Mapping[str, str], prefix: str = "n") -> None:
         data = [
