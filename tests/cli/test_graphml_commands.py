@@ -146,7 +146,7 @@ def test_an_import_says_what_was_changed(handmade: Path) -> None:
     graphml = modelexport.export_graphml(handmade).graphml
     drawing = Drawing(graphml)
     drawing.set(
-        next(n for n in drawing.of_kind("operator") if drawing.told(n)["operator"] == "Neg"),
+        next(n for n in drawing.of_kind("operator") if drawing.texts(n)["operator"] == "Neg"),
         "operator",
         "Abs",
     )

@@ -43,7 +43,7 @@ def written(folder: Path, mode: str = "sidecar") -> Path:
 
 
 def refused(graphml: Path, match: str, *, target: Path | None = None) -> None:
-    """The command says one line and leaves nothing."""
+    """Check that the command prints one line and leaves nothing."""
     target = target or graphml.with_name("back.onnx")
     before = sorted(target.parent.iterdir()) if target.parent.is_dir() else []
     result = CliRunner().invoke(main, ["import-onnx", str(graphml), str(target)])
@@ -342,19 +342,19 @@ def test_embedded_values(tmp_path: Path) -> None:
 
 
 def with_checks(graphml: Path) -> None:
-    """Make every part say that it is whole."""
+    """Write checksums that match."""
     drawing = Drawing(graphml)
     for node in drawing.nodes.values():
-        told = drawing.told(node)
-        if told.get("onnx"):
+        texts = drawing.texts(node)
+        if texts.get("onnx"):
             drawing.set(
-                node, "check", checksum(base64.b64decode(told["onnx"]), told.get("values", ""))
+                node, "check", checksum(base64.b64decode(texts["onnx"]), texts.get("values", ""))
             )
     drawing.save()
 
 
 def external(folder: Path, **places: str) -> Path:
-    """A GraphML whose only weight lies in a data file, at a place that is made up."""
+    """Write a GraphML whose only initializer lies in a data file, with other entries."""
     path = folder / "model.onnx"
     weight = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
     made = model([helper.make_node("Add", ["x", "w"], ["y"])], [value("x")], [value("y")], [weight])
@@ -363,7 +363,7 @@ def external(folder: Path, **places: str) -> Path:
     (folder / "w.bin").unlink()
     drawing = Drawing(graphml)
     node = drawing.find(name="w")
-    tensor = onnx.TensorProto.FromString(base64.b64decode(drawing.told(node)["onnx"]))
+    tensor = onnx.TensorProto.FromString(base64.b64decode(drawing.texts(node)["onnx"]))
     for entry in tensor.external_data:
         entry.value = places.get(entry.key, entry.value)
     drawing.set(node, "onnx", base64.b64encode(tensor.SerializeToString()).decode())
@@ -419,7 +419,7 @@ def test_parts_that_lie_too_deep(tmp_path: Path) -> None:
     found = [drawing.find(name=f"n{n}") for n in range(60)]
     for outer, inner in pairwise(found):
         body = outer.find(f"{G}graph/{G}node/{G}graph")
-        order = drawing.told(outer)["execution_order"]
+        order = drawing.texts(outer)["execution_order"]
         drawing.set(inner, "scope", f"{order}/0")
         body.append(inner)
     drawing.save()

@@ -163,7 +163,7 @@ def test_empty_values_that_editors_write_do_no_harm(drawing: Drawing) -> None:
     """yEd writes a key without a value on nodes that have no text under it."""
     for element in (*drawing.nodes.values(), *drawing.edges):
         scope = "edge" if element.tag == f"{G}edge" else "node"
-        said = drawing.told(element)
+        said = drawing.texts(element)
         for found, name in drawing.names.values():
             if found == scope and name and name not in said:
                 drawing.set(element, name, "")
@@ -233,15 +233,15 @@ EDITS: dict[str, tuple[Callable[[Drawing], object], str]] = {
         r"the exact form of 'Neg' \(mine\) is missing \(remove the node if it was added",
     ),
     "an operator copied": (
-        lambda d: d.add_node("copy", **d.told(d.find(name="relu"))),
+        lambda d: d.add_node("copy", **d.texts(d.find(name="relu"))),
         r"'relu' \(\w+\) was added: it is a copy of 'relu' \(\w+\)",
     ),
     "an initializer copied": (
-        lambda d: d.add_node("copy", **d.told(d.find(name="w"))),
+        lambda d: d.add_node("copy", **d.texts(d.find(name="w"))),
         r"'w' \(\w+\) was added: it is a copy",
     ),
     "the card copied": (
-        lambda d: d.add_node("copy", **d.told(d.find(kind="model"))),
+        lambda d: d.add_node("copy", **d.texts(d.find(kind="model"))),
         r"'main' \(\w+\) was added: it is a copy",
     ),
     "another operator": (
@@ -322,7 +322,7 @@ def test_a_changed_structure_is_an_error(case: str, drawing: Drawing) -> None:
 
 def subgraphs_drawing(folder: Path) -> tuple[Drawing, etree._Element]:
     drawing = draw(HANDMADE["bodies"](), folder)
-    inner = next(n for n in drawing.of_kind("operator") if drawing.told(n)["operator"] == "Neg")
+    inner = next(n for n in drawing.of_kind("operator") if drawing.texts(n)["operator"] == "Neg")
     return drawing, inner
 
 
@@ -339,12 +339,12 @@ def test_parts_of_a_subgraph_removed(tmp_path: Path) -> None:
     refused(drawing, "an operator was removed")
     drawing, _ = subgraphs_drawing(tmp_path)
     drawing.remove(
-        next(n for n in drawing.of_kind("input") if drawing.told(n)["name"] == "carried")
+        next(n for n in drawing.of_kind("input") if drawing.texts(n)["name"] == "carried")
     )
     refused(drawing, "the input 'carried' was removed")
     drawing, _ = subgraphs_drawing(tmp_path)
     drawing.remove(
-        next(n for n in drawing.of_kind("initializer") if drawing.told(n)["name"] == "big")
+        next(n for n in drawing.of_kind("initializer") if drawing.texts(n)["name"] == "big")
     )
     refused(drawing, r"an initializer was removed: nothing gives '\S*big' to 'Add' \(\S+\)")
     drawing, _ = subgraphs_drawing(tmp_path)
@@ -380,8 +380,8 @@ def test_attributes_whose_values_are_stored_elsewhere(mode: str, tmp_path: Path)
     constant = next(
         n
         for n in drawing.of_kind("operator")
-        if "float[0]" in drawing.told(n).get("attributes", "")
+        if "float[0]" in drawing.texts(n).get("attributes", "")
     )
-    text = drawing.told(constant)["attributes"]
+    text = drawing.texts(constant)["attributes"]
     drawing.set(constant, "attributes", text.replace("float[0]", "float[1]"))
     refused(drawing, r"'Constant' \(n\d+\): the attributes changed")

@@ -255,7 +255,7 @@ def test_the_data_file_that_is_there_stays(tmp_path: Path) -> None:
     assert data.read_bytes() == bytes(len(before))
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_reported(tmp_path: Path) -> None:
     nodes = [onnx.helper.make_node("Relu", [f"t{n}"], [f"t{n + 1}"]) for n in range(2000)]
     ends = [onnx.helper.make_tensor_value_info(name, 1, [2]) for name in ("t0", "t2000")]
     path = tmp_path / "m.onnx"
@@ -264,13 +264,13 @@ def test_progress_is_told(tmp_path: Path) -> None:
             onnx.helper.make_graph(nodes, "g", ends[:1], ends[1:])
         ).SerializeToString()
     )
-    told: list[float] = []
-    written = modelexport.export_graphml(path, on_progress=told.append)
-    assert len(told) > 5
-    assert told == sorted(told)
-    assert told[-1] <= 1
-    told.clear()
-    modelexport.import_onnx(written.graphml, tmp_path / "b.onnx", on_progress=told.append)
-    assert len(told) > 5
-    assert told == sorted(told)
-    assert told[-1] <= 1
+    reported: list[float] = []
+    written = modelexport.export_graphml(path, on_progress=reported.append)
+    assert len(reported) > 5
+    assert reported == sorted(reported)
+    assert reported[-1] <= 1
+    reported.clear()
+    modelexport.import_onnx(written.graphml, tmp_path / "b.onnx", on_progress=reported.append)
+    assert len(reported) > 5
+    assert reported == sorted(reported)
+    assert reported[-1] <= 1

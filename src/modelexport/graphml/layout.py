@@ -100,7 +100,10 @@ class Layout:
         for number in range(len(tree.groups) - 1, -1, -1):
             border = 0.0 if number == SHEET else PADDING
             top = 0.0 if number == SHEET else HEADER + PADDING
-            rows = self._arrange_rows(number, edges[number], first)
+            members = tree.groups[number].members
+            with_lanes = not self.is_closed(number) and len(members) <= _MOST_WITH_LANES
+            order = _order_members(members, edges[number], first)
+            rows = _Rows(order, edges[number], self, with_lanes)
             edges[number] = array("q")
             for member, (x, y) in zip(rows.members, rows.positions, strict=True):
                 self._x[member], self._y[member] = x + border, y + top
@@ -108,16 +111,6 @@ class Layout:
                 self._bends[(number, *pair)] = [(x + border, y + top) for x, y in points]
             self._width[~number] = max(rows.width + 2 * border, self._closed_width[~number])
             self._height[~number] = rows.height + top + border
-
-    def _arrange_rows(self, number: int, edges: array[int], first: array[float]) -> _Rows:
-        members = self._tree.groups[number].members
-        index = {member: position for position, member in enumerate(members)}
-        consumers: list[list[int]] = [[] for _ in members]
-        for source, target in zip(edges[::2], edges[1::2], strict=True):
-            consumers[index[source]].append(index[target])
-        order = running_order(consumers, [first[member] for member in members])
-        with_lanes = not self.is_closed(number) and len(members) <= _MOST_WITH_LANES
-        return _Rows([members[position] for position in order], edges, self, with_lanes)
 
     def size(self, member: int) -> tuple[float, float]:
         """Return the size of a member as it is shown."""
@@ -173,6 +166,16 @@ def _first_runs(tree: GroupTree) -> array[float]:
         own = _NEVER if group.element < 0 else float(group.element)
         first[~number] = min([own, *inside])
     return first
+
+
+def _order_members(members: Sequence[int], edges: array[int], first: array[float]) -> Sequence[int]:
+    """Return members in running order; `edges` has sources and targets in turn."""
+    index = {member: position for position, member in enumerate(members)}
+    consumers: list[list[int]] = [[] for _ in members]
+    for source, target in zip(edges[::2], edges[1::2], strict=True):
+        consumers[index[source]].append(index[target])
+    order = running_order(consumers, [first[member] for member in members])
+    return [members[position] for position in order]
 
 
 class _Rows:
@@ -301,12 +304,12 @@ class _Rows:
 
     def _measure(self) -> None:
         """Set positions and bends relative to the leftmost box."""
-        halves = [width / 2 for width, _ in self._sizes]
-        sides = list(zip(self._centres, halves, strict=True))
-        left = min((centre - half for centre, half in sides), default=0.0)
-        self.width = max((centre + half for centre, half in sides), default=0.0) - left
+        sides = zip(self._centres, self._sizes, strict=True)
+        left = min((centre - size[0] / 2 for centre, size in sides), default=0.0)
+        sides = zip(self._centres, self._sizes, strict=True)
+        self.width = max((centre + size[0] / 2 for centre, size in sides), default=0.0) - left
         self.positions = [
-            (self._centres[turn] - halves[turn] - left, self._tops[turn])
+            (self._centres[turn] - self._sizes[turn][0] / 2 - left, self._tops[turn])
             for turn in range(len(self.members))
         ]
         self.bends = {

@@ -123,7 +123,7 @@ class Parts:
         self.attribute_texts: dict[int, str] = {}
         self.notes: set[int] = set()
         self._titles: dict[int, str] = {}
-        self._scopes_inside: dict[int, str] = {}
+        self._scopes: dict[int, str] = {}  # of groups that are subgraphs or functions
         self.card = DrawnNode("", -1, {}, [])
         for node in document.nodes():
             self._add_node(node)
@@ -182,7 +182,7 @@ class Parts:
                 raise FormatError(f"{node.title} was added: it is a copy", hint="remove the copy")
             self.card = node
         elif kind in (SUBGRAPH, FUNCTION):
-            self._scopes_inside[node.number] = node.texts.get("scope", "")
+            self._scopes[node.number] = node.texts.get("scope", "")
         elif kind != MODULE and node.texts.get("operator"):
             raise FormatError(f"{node.title} was added", hint=UNDO)
         elif not kind:
@@ -204,7 +204,6 @@ class Parts:
             self.attribute_texts[order] = attributes
         self.operators[order] = part
         self.operator_numbers[order] = node.number
-        self._scopes_inside[node.number] = part.scope
 
     def _add_terminal(self, node: DrawnNode, kind: str) -> None:
         key = TerminalKey(kind, node.texts.get("scope", ""), _parse_index(node, "position"))
@@ -223,9 +222,9 @@ class Parts:
             parent = document.parents[number]
             if parent not in known:
                 around = parent
-                while around >= 0 and around not in self._scopes_inside:
+                while around >= 0 and around not in self._scopes:
                     around = document.parents[around]
-                known[parent] = self._scopes_inside.get(around, "")
+                known[parent] = self._scopes.get(around, "")
             if self.operators[order].scope != known[parent]:
                 title = self.operators[order].title
                 raise FormatError(

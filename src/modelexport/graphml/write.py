@@ -110,11 +110,11 @@ def export_graphml(
         with ExitStack() as files:
             store = _open_store(parameters, source, target, stage.work, files)
             messages = MessageMaker(model, data, fields, store, targets)
-            types = find_types(model, data, fields)
+            types, frame = find_types(model, data, fields), make_frame(data)
             path = stage.work / "graphml"
             file = files.enter_context(path.open("w", encoding="utf-8", newline="\n"))
             writer = _Writer(model, types, messages, store, file, on_progress)
-            writer.write(make_frame(data))
+            writer.write(frame)
         if store.file_name is not None:
             stage.place(stage.work / "data", store.file_name)
         stage.place(path, target.name)
