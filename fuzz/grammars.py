@@ -285,7 +285,7 @@ def _of_type(draw: Draw, kind: msgspec.inspect.Type) -> object:
 
 
 def graphml(draw: Draw) -> bytes:
-    """A drawing of nodes that hold parts of models, each with the check that belongs to it."""
+    """Draw nodes that hold parts of models, each with its checksum."""
     keys = [
         f'<key id="{scope[0]}_{name}" for="{scope}" attr.name="{name}" attr.type="{kind}"/>'
         for scope, names in (("graph", GRAPH_KEYS), ("node", NODE_KEYS), ("edge", EDGE_KEYS))
@@ -311,7 +311,8 @@ def graphml(draw: Draw) -> bytes:
         for _ in range(draw(st.integers(0, 4)))
     ]
     body = "".join((*keys, '<graph edgedefault="directed">', *nodes, *edges, "</graph>"))
-    return f'<?xml version="1.0" encoding="UTF-8"?><graphml xmlns="{GRAPHML}">{body}</graphml>'.encode()
+    text = f'<?xml version="1.0" encoding="UTF-8"?><graphml xmlns="{GRAPHML}">{body}</graphml>'
+    return text.encode()
 
 
 def _nodes(draw: Draw, depth: int, before: str) -> list[str]:
