@@ -1,7 +1,7 @@
-"""What GraphML costs, written and read: time, growth with the graph, and memory against the graph and the weights.
+"""The cost of writing and reading GraphML: time, growth with the graph, memory.
 
-Every figure is that of a process of its own. The memory is the peak above what the program takes before it
-begins; the graph is the model's protobuf without the values of its weights, as it lies on disk.
+Every figure is that of a process of its own. Memory is the peak above what the process takes before
+it begins. The graph is the model's protobuf on disk without the values of its initializers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from benchmarks.generated import write_graph
 from benchmarks.reading import peak_kib
 from benchmarks.table import Row, against, growth, size
-from modelexport.graphml.dialect import MODES, data_path, graphml_path
+from modelexport.graphml.format import MODES, data_path, graphml_path
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import open_mapped
 
@@ -32,6 +32,7 @@ WORKS = ("write", "read")
 
 
 def work_once(work: str, path: Path, mode: str) -> None:
+    """Write or read once in this process, and print seconds and bytes."""
     import modelexport
 
     write, read = modelexport.export_graphml, modelexport.import_onnx
@@ -44,8 +45,8 @@ def work_once(work: str, path: Path, mode: str) -> None:
     print(time.perf_counter() - start, 1024 * (peak_kib() - before))
 
 
-def measured(work: str, path: Path, mode: str = MODES[0]) -> tuple[float, float]:
-    """Seconds and bytes of a process that writes or reads once."""
+def measure(work: str, path: Path, mode: str = MODES[0]) -> tuple[float, float]:
+    """Return the seconds and bytes of a process that writes or reads once."""
     command = [sys.executable, "-m", "benchmarks.graphml", work, str(path), mode]
     seconds, size = subprocess.run(
         command, check=True, capture_output=True, text=True
@@ -54,12 +55,13 @@ def measured(work: str, path: Path, mode: str = MODES[0]) -> tuple[float, float]
 
 
 def graph_size(path: Path) -> int:
+    """Return the size of a model file without the values of its initializers."""
     with open_mapped(path) as data:
         return len(wire.without_payload(data))
 
 
-def add_weight(path: Path) -> None:
-    """One more weight, as large as all of a large model's."""
+def add_initializer(path: Path) -> None:
+    """Add an initializer as large as all of a large model's."""
     model = onnx.load(path)
     values = np.zeros(WEIGHTS // 4, np.float32)
     model.graph.initializer.append(numpy_helper.from_array(values, "large"))
@@ -67,19 +69,18 @@ def add_weight(path: Path) -> None:
 
 
 def rows() -> Iterator[Row]:
+    """Measure, and return the rows of the table."""
     with tempfile.TemporaryDirectory() as folder:
         paths = {nodes: Path(folder) / f"graph{nodes}.onnx" for nodes in SIZES}
         for nodes, path in paths.items():
             write_graph(path, nodes, types=True)
         found: dict[tuple[int, str], list[tuple[float, float]]] = {}
-        for _ in range(
-            ROUNDS
-        ):  # small and large in turn: the machine may be faster now and slower then
+        for _ in range(ROUNDS):  # small and large in turn: the machine's speed may vary
             for nodes, path in paths.items():
                 for work in WORKS:
-                    found.setdefault((nodes, work), []).append(measured(work, path))
+                    found.setdefault((nodes, work), []).append(measure(work, path))
                 if path.read_bytes() != path.with_name("back.onnx").read_bytes():
-                    raise RuntimeError("what came back is another model")
+                    raise RuntimeError("the imported model differs from the original")
         times: dict[str, dict[int, float]] = {work: {} for work in WORKS}
         for (nodes, work), pairs in found.items():
             times[work][nodes] = min(spent for spent, _ in pairs)
@@ -94,13 +95,13 @@ def rows() -> Iterator[Row]:
 
 
 def _with_weights(path: Path) -> Iterator[Row]:
-    """The memory that weights add, in each way of storing them."""
+    """Measure the memory that values of initializers add, in each mode."""
     for mode in MODES:
         write_graph(path, SIZES[0], types=True)
-        without = {work: measured(work, path, mode)[1] for work in WORKS}
-        add_weight(path)
+        without = {work: measure(work, path, mode)[1] for work in WORKS}
+        add_initializer(path)
         for work in WORKS:
-            more = measured(work, path, mode)[1] - without[work]
+            more = measure(work, path, mode)[1] - without[work]
             what = f"GraphML, {work}, parameters {mode}: memory that weights add"
             yield against(what, "the weights", WEIGHTS, more, AIM_WEIGHTS, size)
         for file in (

@@ -1,6 +1,6 @@
-"""Draws a GraphML file as SVG from the file's own geometry, as yEd shows it: `python docs/draw_graphml.py IN OUT`.
+"""Draw a GraphML file as SVG, as yEd shows it: `python docs/draw_graphml.py IN OUT`.
 
-Closed groups are drawn closed, and an edge to something inside one ends at its border.
+The geometry is the file's own. An edge to something inside a closed group ends at its border.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Box = tuple[float, float, float, float]
 
 
 class Drawn:
-    """A node as it is seen: the face that is shown, and the closed group that hides it, if there is one."""
+    """A node: the face that is shown, and the closed group that hides it, if there is one."""
 
     def __init__(self, face: etree._Element, hidden_by: str | None) -> None:
         self.hidden_by = hidden_by
@@ -41,7 +41,7 @@ Point = tuple[float, float]
 
 
 def read(path: Path) -> tuple[dict[str, Drawn], list[tuple[str, str, str, tuple[Point, ...]]]]:
-    """The nodes by id, outer ones first, and the edges with their labels and bends."""
+    """Return the nodes by id, outer ones first, and the edges with their labels and bends."""
     root = etree.parse(path).getroot()
     nodes: dict[str, Drawn] = {}
 
@@ -63,15 +63,16 @@ def read(path: Path) -> tuple[dict[str, Drawn], list[tuple[str, str, str, tuple[
     edges = []
     for edge in root.iter(f"{GRAPHML}edge"):
         label = edge.find(f".//{YED}EdgeLabel")
-        told = "" if label is None else label.text or ""
+        text = "" if label is None else label.text or ""
         bends = tuple(
             (float(point.get("x")), float(point.get("y"))) for point in edge.iter(f"{YED}Point")
         )
-        edges.append((edge.get("source"), edge.get("target"), told, bends))
+        edges.append((edge.get("source"), edge.get("target"), text, bends))
     return nodes, edges
 
 
 def outline(drawn: Drawn) -> str:
+    """Draw the shape of a node."""
     x, y, width, height = drawn.box
     style = f'fill="{drawn.fill}" stroke="{drawn.border}"' + (
         ' stroke-dasharray="4 3"' if drawn.dashed else ""
@@ -87,10 +88,14 @@ def outline(drawn: Drawn) -> str:
         ]
         return f'<polygon points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in points)}" {style}/>'
     round_by = 6 if drawn.shape == "roundrectangle" else 0
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{round_by}" {style}/>'
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+        f'rx="{round_by}" {style}/>'
+    )
 
 
 def text(drawn: Drawn) -> str:
+    """Draw the label of a node."""
     x, y, width, height = drawn.box
     lines = drawn.label.split("\n")
     step = drawn.size * 1.2
@@ -98,14 +103,14 @@ def text(drawn: Drawn) -> str:
         y + 16 if drawn.at == "t" else y + height / 2 - step * (len(lines) - 1) / 2 + drawn.size / 3
     )
     return "".join(
-        f'<text x="{x + width / 2:.1f}" y="{first + number * step:.1f}" font-size="{drawn.size:.0f}" '
-        f'text-anchor="middle">{escape(line)}</text>'
+        f'<text x="{x + width / 2:.1f}" y="{first + number * step:.1f}" '
+        f'font-size="{drawn.size:.0f}" text-anchor="middle">{escape(line)}</text>'
         for number, line in enumerate(lines)
     )
 
 
 def border_point(box: Box, towards: tuple[float, float]) -> tuple[float, float]:
-    """Where the line from a box's centre to a point leaves the box."""
+    """Return where the line from a box's centre to a point leaves the box."""
     x, y, width, height = box
     cx, cy = x + width / 2, y + height / 2
     dx, dy = towards[0] - cx, towards[1] - cy
@@ -114,19 +119,22 @@ def border_point(box: Box, towards: tuple[float, float]) -> tuple[float, float]:
 
 
 def line(first: Box, second: Box, label: str, bends: tuple[Point, ...]) -> str:
+    """Draw an edge between two boxes."""
     centres = [(x + width / 2, y + height / 2) for x, y, width, height in (first, second)]
     begin = border_point(first, bends[0] if bends else centres[1])
     end = border_point(second, bends[-1] if bends else centres[0])
     points = [begin, *bends, end]
-    told = ""
+    text = ""
     if label:
         (x1, y1), (x2, y2) = points[(len(points) - 1) // 2], points[(len(points) - 1) // 2 + 1]
-        told = f'<text x="{(x1 + x2) / 2:.1f}" y="{(y1 + y2) / 2 + 3:.1f}" class="edge">{escape(label)}</text>'
+        x, y = (x1 + x2) / 2, (y1 + y2) / 2 + 3
+        text = f'<text x="{x:.1f}" y="{y:.1f}" class="edge">{escape(label)}</text>'
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{path}" marker-end="url(#arrow)"/>{told}'
+    return f'<polyline points="{path}" marker-end="url(#arrow)"/>{text}'
 
 
 def draw(path: Path) -> str:
+    """Return a GraphML file as SVG."""
     nodes, edges = read(path)
     seen = {identity: drawn for identity, drawn in nodes.items() if drawn.hidden_by is None}
     shown = {identity: nodes[drawn.hidden_by or identity].box for identity, drawn in nodes.items()}
@@ -141,12 +149,16 @@ def draw(path: Path) -> str:
         for axis in (0, 1)
     )
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{left:.0f} {top:.0f} {right - left:.0f} {bottom - top:.0f}" '
+        '<svg xmlns="http://www.w3.org/2000/svg" '
+        f'viewBox="{left:.0f} {top:.0f} {right - left:.0f} {bottom - top:.0f}" '
         'font-family="DejaVu Sans, Verdana, sans-serif" fill="#1C2733">',
-        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" '
+        'markerHeight="8" orient="auto">'
         '<path d="M0 0 8 4 0 8Z" fill="#7B8794"/></marker></defs>',
-        "<style>polyline{stroke:#7B8794;fill:none} .edge{font-size:9px;fill:#55606B;text-anchor:middle}</style>",
-        f'<rect x="{left:.0f}" y="{top:.0f}" width="{right - left:.0f}" height="{bottom - top:.0f}" fill="#FFFFFF"/>',
+        "<style>polyline{stroke:#7B8794;fill:none} "
+        ".edge{font-size:9px;fill:#55606B;text-anchor:middle}</style>",
+        f'<rect x="{left:.0f}" y="{top:.0f}" width="{right - left:.0f}" '
+        f'height="{bottom - top:.0f}" fill="#FFFFFF"/>',
         *map(outline, seen.values()),
         *(line(*ends) for ends in lines),
         *map(text, seen.values()),

@@ -17,8 +17,15 @@ from fuzz.of_bytes import Draw
 from fuzz.of_json import Raw
 from fuzz.seeds import MODULES
 from modelexport.batch.jobs import BatchJob
-from modelexport.graphml.dialect import FORMAT_VERSION, GRAPHML, MODES, ON_EDGES, ON_GRAPH, ON_NODES
-from modelexport.graphml.store import part_check
+from modelexport.graphml.format import (
+    EDGE_KEYS,
+    FORMAT_VERSION,
+    GRAPH_KEYS,
+    GRAPHML,
+    MODES,
+    NODE_KEYS,
+    checksum,
+)
 from modelexport.modules.record import NodeTag
 from modelexport.tagged.records import METADATA_KEY, EmbeddedMap, Sidecar, encode_tag
 
@@ -278,10 +285,10 @@ def _of_type(draw: Draw, kind: msgspec.inspect.Type) -> object:
 
 
 def graphml(draw: Draw) -> bytes:
-    """A drawing of nodes that hold parts of models, each with the check that belongs to it."""
+    """Draw nodes that hold parts of models, each with its checksum."""
     keys = [
         f'<key id="{scope[0]}_{name}" for="{scope}" attr.name="{name}" attr.type="{kind}"/>'
-        for scope, names in (("graph", ON_GRAPH), ("node", ON_NODES), ("edge", ON_EDGES))
+        for scope, names in (("graph", GRAPH_KEYS), ("node", NODE_KEYS), ("edge", EDGE_KEYS))
         for name, kind in names.items()
     ]
     card = _drawn(
@@ -304,7 +311,8 @@ def graphml(draw: Draw) -> bytes:
         for _ in range(draw(st.integers(0, 4)))
     ]
     body = "".join((*keys, '<graph edgedefault="directed">', *nodes, *edges, "</graph>"))
-    return f'<?xml version="1.0" encoding="UTF-8"?><graphml xmlns="{GRAPHML}">{body}</graphml>'.encode()
+    text = f'<?xml version="1.0" encoding="UTF-8"?><graphml xmlns="{GRAPHML}">{body}</graphml>'
+    return text.encode()
 
 
 def _nodes(draw: Draw, depth: int, before: str) -> list[str]:
@@ -354,7 +362,7 @@ def _drawn(draw: Draw, kind: str, part: bytes | None) -> str:
     if not draw(st.integers(0, 3)):
         told |= {"operator": draw(st.sampled_from(list(_OPERATORS))), "attributes": '{"axis":1}'}
     if part is not None:
-        told |= {"onnx": base64.b64encode(part).decode(), "check": part_check(part, "")}
+        told |= {"onnx": base64.b64encode(part).decode(), "check": checksum(part, "")}
     return _data("n", **told)
 
 

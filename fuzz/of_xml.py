@@ -1,4 +1,4 @@
-"""Damage to GraphML: to the XML, and to the parts of a model in it, which then say that they are whole."""
+"""Damage GraphML: the XML, and the parts of a model in it, with checksums that match."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from lxml import etree
 
 from fuzz import of_json, of_protobuf
 from fuzz.of_bytes import Draw, place
-from modelexport.graphml.dialect import GRAPHML, INITIALIZER, MODEL, SPARSE
-from modelexport.graphml.store import part_check
+from modelexport.graphml.format import GRAPHML, INITIALIZER, MODEL, SPARSE, checksum
 
 _NODE, _EDGE, _DATA, _KEY = (f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "data", "key"))
 _MESSAGES = {MODEL: onnx.ModelProto, INITIALIZER: onnx.TensorProto, SPARSE: onnx.SparseTensorProto}
@@ -38,13 +37,16 @@ _TEXTS = (
 _ENTITIES = (
     b'<!DOCTYPE graphml [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>'
 )
-_OUTSIDE = b'<!DOCTYPE graphml SYSTEM "file:///etc/passwd" [<!ENTITY % x SYSTEM "file:///etc/passwd"> %x;]>'
+_OUTSIDE = (
+    b'<!DOCTYPE graphml SYSTEM "file:///etc/passwd" '
+    b'[<!ENTITY % x SYSTEM "file:///etc/passwd"> %x;]>'
+)
 
 Element = etree._Element
 
 
 def damaged(draw: Draw, text: bytes) -> bytes:
-    """One change somewhere in a document; what is no XML comes back as it was."""
+    """Make one change somewhere in a document; return what is not XML as it is."""
     try:
         root = etree.fromstring(text, etree.XMLParser(huge_tree=True, resolve_entities=False))
     except etree.XMLSyntaxError:
@@ -60,25 +62,25 @@ def damaged(draw: Draw, text: bytes) -> bytes:
 
 
 def seal(root: Element) -> None:
-    """Make every part say that it is as it was written, or nothing behind that check would ever be tried."""
+    """Write checksums that match, or nothing behind that check would ever be tried."""
     names = {
         key.get("id"): key.get("attr.name") for key in root.iter(_KEY) if key.get("for") == "node"
     }
     for node in root.iter(_NODE):
-        told = {names.get(data.get("key")): data for data in node.iterchildren(_DATA)}
-        if "onnx" in told and "check" in told:
+        texts = {names.get(data.get("key")): data for data in node.iterchildren(_DATA)}
+        if "onnx" in texts and "check" in texts:
             try:
                 message = base64.b64decode(
-                    "".join((told["onnx"].text or "").split()), validate=True
+                    "".join((texts["onnx"].text or "").split()), validate=True
                 )
             except (binascii.Error, ValueError):
                 continue
-            stored = "" if told.get("values") is None else told["values"].text or ""
-            told["check"].text = part_check(message, stored)
+            stored = "" if texts.get("values") is None else texts["values"].text or ""
+            texts["check"].text = checksum(message, stored)
 
 
 def _in_text(draw: Draw, text: bytes) -> bytes:
-    """Now and then something that an XML library would not write."""
+    """Now and then write something that an XML library would not."""
     choice = draw(st.integers(0, 30))
     head, _, body = text.partition(b"?>\n")
     if choice == 1:
@@ -110,7 +112,7 @@ def _double(draw: Draw, element: Element, elements: list[Element]) -> None:
 
 
 def _move(draw: Draw, element: Element, elements: list[Element]) -> None:
-    """Before another one, or into it."""
+    """Move an element before another one, or into it."""
     other = elements[place(draw, len(elements))]
     if element in (other, *other.iterancestors()):
         return
@@ -121,7 +123,7 @@ def _move(draw: Draw, element: Element, elements: list[Element]) -> None:
 
 
 def _attribute(draw: Draw, element: Element, elements: list[Element]) -> None:
-    """Gone, odd, or the one of another element."""
+    """Remove an attribute, or give it an odd value or that of another element."""
     names = list(element.attrib) or ["id"]
     name = draw(st.sampled_from(names))
     other = elements[place(draw, len(elements))].get(name)
@@ -138,14 +140,14 @@ def _text(draw: Draw, element: Element, elements: list[Element]) -> None:
 
 
 def _swap(draw: Draw, element: Element, elements: list[Element]) -> None:
-    """The texts of two elements under the same key, else of any two."""
+    """Swap the texts of two elements under the same key."""
     alike = [e for e in elements if e.get("key") == element.get("key")]
     other = alike[place(draw, len(alike))]
     element.text, other.text = other.text, element.text
 
 
 def _ids(draw: Draw, element: Element, elements: list[Element]) -> None:
-    """Two nodes change their ids."""
+    """Swap the ids of two nodes."""
     nodes = [e for e in elements if e.tag == _NODE]
     if len(nodes) > 1:
         first, second = nodes[place(draw, len(nodes))], nodes[place(draw, len(nodes))]
@@ -161,7 +163,7 @@ def _tag(draw: Draw, element: Element, elements: list[Element]) -> None:
 
 
 def _part(draw: Draw, element: Element, elements: list[Element]) -> None:
-    """The exact form of an operator, a weight or the model."""
+    """Damage the message of an operator, an initializer or the model."""
     holders = [e for e in elements if e.get("key") == "n_onnx" and e.text]
     if not holders:
         return
@@ -181,7 +183,7 @@ def _part(draw: Draw, element: Element, elements: list[Element]) -> None:
 
 
 def _record(draw: Draw, element: Element, elements: list[Element]) -> None:
-    """What JSON says of values and where they are."""
+    """Damage the JSON of attributes, of values, or of where they are."""
     holders = [
         e
         for e in elements

@@ -33,7 +33,7 @@ from modelexport.batch.jobs import read_jobs
 from modelexport.batch.results import JobResult, ResultsFile
 from modelexport.errors import FormatError, ModelExportError
 from modelexport.extraction.extract import list_extractable
-from modelexport.graphml.dialect import MODES
+from modelexport.graphml.format import MODES
 from modelexport.tagged.records import METADATA_KEY, decode_embedded, encode_embedded, text_digest
 
 Damage = Callable[[Draw, bytes], bytes]

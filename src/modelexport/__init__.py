@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from modelexport.batch.run import export_batch
     from modelexport.extraction.extract import extract
     from modelexport.extraction.partition import partition
-    from modelexport.graphml.rebuild import import_onnx
+    from modelexport.graphml.import_onnx import import_onnx
     from modelexport.graphml.write import export_graphml
     from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
@@ -36,7 +36,7 @@ _HOMES = {
     "JobResult": ("modelexport.batch.results", "JobResult"),
     "export_batch": ("modelexport.batch.run", "export_batch"),
     "export_graphml": ("modelexport.graphml.write", "export_graphml"),
-    "import_onnx": ("modelexport.graphml.rebuild", "import_onnx"),
+    "import_onnx": ("modelexport.graphml.import_onnx", "import_onnx"),
     "verify": ("modelexport.verification.verify", "verify"),
     "extract": ("modelexport.extraction.extract", "extract"),
     "partition": ("modelexport.extraction.partition", "partition"),

@@ -12,8 +12,7 @@ import msgspec
 
 from modelexport.attribution.strategies import ExportStrategy, check_exporter, find_strategy
 from modelexport.errors import ArgumentError, FallbackWarning, GraphmlWarning
-from modelexport.graphml.dialect import MODES
-from modelexport.graphml.write import check_mode
+from modelexport.graphml.format import MODES, check_mode
 from modelexport.modules.tags import make_policy, unmatched_names
 from modelexport.outputs import check_outputs
 from modelexport.tagged.records import SourceOptions

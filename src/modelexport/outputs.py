@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modelexport.errors import ArgumentError, FileError
-from modelexport.graphml.dialect import data_path
-from modelexport.graphml.write import check_graphml
+from modelexport.graphml.format import check_graphml, data_path
 from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.report import report_path
 from modelexport.tagged.records import sidecar_path

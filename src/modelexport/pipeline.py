@@ -49,7 +49,7 @@ from modelexport.errors import (
 )
 from modelexport.garbage import pause_collector
 from modelexport.graph.flat import flatten
-from modelexport.graphml.dialect import MODES
+from modelexport.graphml.format import MODES
 from modelexport.graphml.write import export_graphml
 from modelexport.modules.tags import assign_tags, make_policy
 from modelexport.modules.tree import ModuleTree

@@ -14,7 +14,7 @@ Box = tuple[float, float, float, float]
 
 
 class Drawing:
-    """The parsed file. Nodes go by their ids, and by what they say under `attr.name` keys."""
+    """The parsed file: nodes by their ids, and by their texts under the `attr.name` keys."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,8 +27,8 @@ class Drawing:
         self.nodes = {node.get("id"): node for node in self.root.iter(f"{G}node")}
         self.edges = list(self.root.iter(f"{G}edge"))
 
-    def told(self, element: Element) -> dict[str, str]:
-        """What a node or edge says under our keys."""
+    def texts(self, element: Element) -> dict[str, str]:
+        """Return the texts of a node or edge under our keys."""
         return {
             self.names[data.get("key")][1]: data.text or ""
             for data in element.findall(f"{G}data")
@@ -36,15 +36,15 @@ class Drawing:
         }
 
     def kind(self, element: Element) -> str:
-        return self.told(element).get("kind", "")
+        return self.texts(element).get("kind", "")
 
     def of_kind(self, kind: str) -> list[Element]:
         return [node for node in self.nodes.values() if self.kind(node) == kind]
 
     def find(self, **wanted: str) -> Element:
-        """The one node that says all this."""
-        found = [n for n in self.nodes.values() if wanted.items() <= self.told(n).items()]
-        assert len(found) == 1, f"{len(found)} nodes say {wanted}"
+        """Return the one node with all these texts."""
+        found = [n for n in self.nodes.values() if wanted.items() <= self.texts(n).items()]
+        assert len(found) == 1, f"{len(found)} nodes have {wanted}"
         return found[0]
 
     def parent(self, node: Element) -> Element | None:
@@ -52,7 +52,7 @@ class Drawing:
         return above if above.tag == f"{G}node" else None
 
     def set(self, element: Element, name: str, text: str | None) -> None:
-        """Say something under a key, or nothing any more."""
+        """Set the text under a key, or remove it."""
         scope = "edge" if element.tag == f"{G}edge" else "node"
         key = next(identity for identity, found in self.names.items() if found == (scope, name))
         for data in element.findall(f"{G}data"):
@@ -64,15 +64,15 @@ class Drawing:
             element.insert(0, data)
 
     def into(self, node: Element) -> list[Element]:
-        """The edges that lead into a node, by input."""
+        """Return the edges that lead into a node, by input."""
         found = [edge for edge in self.edges if edge.get("target") == node.get("id")]
-        return sorted(found, key=lambda edge: int(self.told(edge).get("target_input", 99)))
+        return sorted(found, key=lambda edge: int(self.texts(edge).get("target_input", 99)))
 
     def out_of(self, node: Element) -> list[Element]:
         return [edge for edge in self.edges if edge.get("source") == node.get("id")]
 
     def remove(self, *elements: Element) -> None:
-        """As an editor does: a node takes its edges along."""
+        """Remove elements as an editor does: a node takes its edges along."""
         for element in elements:
             if element.tag == f"{G}node":
                 inside = {inner.get("id") for inner in element.iter(f"{G}node")}
@@ -81,21 +81,21 @@ class Drawing:
             element.getparent().remove(element)
         self.edges = list(self.root.iter(f"{G}edge"))
 
-    def add_edge(self, source: Element, target: Element, **told: str) -> Element:
+    def add_edge(self, source: Element, target: Element, **texts: str) -> Element:
         edge = etree.SubElement(self.root.find(f"{G}graph"), f"{G}edge")
         edge.set("id", f"new{len(self.edges)}")
         edge.set("source", source.get("id"))
         edge.set("target", target.get("id"))
-        for name, text in told.items():
+        for name, text in texts.items():
             self.set(edge, name, text)
         self.edges.append(edge)
         return edge
 
-    def add_node(self, identity: str, parent: Element | None = None, **told: str) -> Element:
+    def add_node(self, identity: str, parent: Element | None = None, **texts: str) -> Element:
         graph = self.root.find(f"{G}graph") if parent is None else parent.find(f"{G}graph")
         node = etree.Element(f"{G}node", id=identity)
         graph.insert(0, node)
-        for name, text in told.items():
+        for name, text in texts.items():
             self.set(node, name, text)
         self.nodes[identity] = node
         return node
@@ -105,7 +105,7 @@ class Drawing:
         return self.path
 
     def faces(self, node: Element) -> list[Element]:
-        """The graphics of a node: one shape, or a group open and closed."""
+        """Return the graphics of a node: one shape, or a group open and closed."""
         data = next(d for d in node.findall(f"{G}data") if d.get("key") == "nodegraphics")
         realizers = data.find(f"{Y}ProxyAutoBoundsNode/{Y}Realizers")
         return list(realizers) if realizers is not None else [data[0]]
@@ -115,7 +115,7 @@ class Drawing:
         return realizers is not None and realizers.get("active") == "1"
 
     def box(self, node: Element, closed: bool | None = None) -> Box:
-        """Where a node is, as it is shown."""
+        """Return where a node is, as it is shown."""
         faces = self.faces(node)
         shown = self.is_closed(node) if closed is None else closed
         place = faces[int(shown) if len(faces) > 1 else 0].find(f"{Y}Geometry")

@@ -75,7 +75,7 @@ def every_attribute() -> onnx.ModelProto:
 
 
 def bodies() -> onnx.ModelProto:
-    """If in If, Loop and Scan, with weights in bodies, names taken from around, and nested names that repeat."""
+    """If in If, Loop and Scan: initializers in subgraphs, outer names used, names that repeat."""
     weight = numpy_helper.from_array(np.full((2, 3), 2, np.float32), "w")
     inner = helper.make_graph(
         [helper.make_node("Mul", ["x", "w"], ["z"], name="m")], "inner", [], [value("z")], [weight]
@@ -202,7 +202,7 @@ def sequences() -> onnx.ModelProto:
 
 
 def optional_inputs() -> onnx.ModelProto:
-    """Optional types that ONNX Runtime can run, inputs and outputs left out in the middle, no node names."""
+    """Optional types that ONNX Runtime runs, inputs and outputs left out, no node names."""
     nodes = [
         helper.make_node("Clip", ["x", "", "high"], ["clipped"]),
         helper.make_node("Dropout", ["clipped"], ["y", ""]),
@@ -250,7 +250,7 @@ def odd_types() -> onnx.ModelProto:
 
 
 def odd_names() -> onnx.ModelProto:
-    """Names that XML, editors and readers stumble over; empty ones; the same name in different roles."""
+    """Names that XML and editors stumble over; empty ones; one name in different roles."""
     names = [
         "a b",
         "<&>\"'",
@@ -315,7 +315,7 @@ def weights_as_inputs() -> onnx.ModelProto:
 
 
 def passes_through() -> onnx.ModelProto:
-    """Inputs and weights that are outputs, a tensor that is read twice by one node, an output that is given twice."""
+    """Inputs and initializers that are outputs, and a value that one node consumes twice."""
     nodes = [helper.make_node("Mul", ["x", "x"], ["y"])]
     weight = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
     return model(
@@ -359,7 +359,7 @@ def refers_to_bodies() -> onnx.ModelProto:
 
 
 def like_labels() -> onnx.ModelProto:
-    """Bodies whose labels are alike: the same name twice, a list beside a single one, odd characters."""
+    """Subgraphs whose labels are alike: one name twice, a list beside one graph, odd names."""
 
     def body(name: str) -> onnx.GraphProto:
         return helper.make_graph([helper.make_node("Relu", ["x"], [name])], name, [], [value(name)])
@@ -395,7 +395,7 @@ def odd_constants() -> onnx.ModelProto:
 
 
 def many_outputs() -> onnx.ModelProto:
-    """A node with many outputs, some left out, all others read; one that reads nothing and one that gives nothing."""
+    """A node with many outputs, some left out; one without inputs and one without outputs."""
     names = ["" if number % 7 == 3 else f"o{number}" for number in range(40)]
     nodes = [
         helper.make_node("Many", ["x"], names, domain="own"),

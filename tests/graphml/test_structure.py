@@ -1,4 +1,4 @@
-"""The file itself: valid GraphML, everything that yEd needs, modules nested as they are in the model."""
+"""The file: valid GraphML, all that yEd needs, modules nested as in the model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import modelexport
 from exports import export
 from graphml.drawing import Drawing, G, Y
 from graphml.handmade import HANDMADE
+from modelexport.graphml.format import escape_name
 from modelexport.tagged.model import TaggedModel
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
@@ -145,47 +146,41 @@ def test_one_edge_for_every_use_of_a_tensor(drawing: Drawing) -> None:
         ends += [key for body in bodies for key in body.outputs]
     assert len(drawing.edges) == uses + sum(key in given for key in ends)
     for edge in drawing.edges:
-        told = drawing.told(edge)
-        assert {"source_output", "target_input"} <= set(told)
+        texts = drawing.texts(edge)
+        assert {"source_output", "target_input"} <= set(texts)
         source, target = (
-            drawing.told(drawing.nodes[edge.get(end)]) for end in ("source", "target")
+            drawing.texts(drawing.nodes[edge.get(end)]) for end in ("source", "target")
         )
         assert source["kind"] in ("operator", "input", "initializer", "sparse_initializer")
         assert target["kind"] in ("operator", "output")
         if source["kind"] == "operator":
             proto = model.graph.protos[int(source["execution_order"])]
-            assert told.get("tensor", "") == _plain(proto.output[int(told["source_output"])])
+            assert texts.get("tensor", "") == escape_name(proto.output[int(texts["source_output"])])
         if target["kind"] == "operator":
             proto = model.graph.protos[int(target["execution_order"])]
-            assert told.get("tensor", "") == _plain(proto.input[int(told["target_input"])])
-
-
-def _plain(name: str) -> str:
-    from modelexport.graphml.views import plain
-
-    return plain(name)
+            assert texts.get("tensor", "") == escape_name(proto.input[int(texts["target_input"])])
 
 
 def test_every_operator_says_what_it_is(drawing: Drawing) -> None:
     model = model_of(drawing)
     operators = {
-        int(drawing.told(node)["execution_order"]): drawing.told(node)
+        int(drawing.texts(node)["execution_order"]): drawing.texts(node)
         for node in drawing.of_kind("operator")
     }
     assert sorted(operators) == list(range(len(model.graph.nodes)))
     for index, (node, tag) in enumerate(model.items()):
-        told = operators[index]
-        assert told["operator"] == node.op_type
-        assert told.get("domain", "") == node.domain
-        assert told.get("name", "") == _plain(node.name)
-        assert set(json.loads(told.get("attributes", "{}"))) == {
+        texts = operators[index]
+        assert texts["operator"] == node.op_type
+        assert texts.get("domain", "") == node.domain
+        assert texts.get("name", "") == escape_name(node.name)
+        assert set(json.loads(texts.get("attributes", "{}"))) == {
             a.name for a in model.graph.protos[index].attribute
         }
         if tag is not None:
-            assert told["tag"] == tag.hierarchy_path
-            assert told.get("module_path", "") == tag.hierarchy_module
-            assert told["evidence"] == tag.hierarchy_method
-            assert told["class"] == model.modules[tag.hierarchy_module].class_
+            assert texts["tag"] == tag.hierarchy_path
+            assert texts.get("module_path", "") == tag.hierarchy_module
+            assert texts["evidence"] == tag.hierarchy_method
+            assert texts["class"] == model.modules[tag.hierarchy_module].class_
 
 
 @pytest.mark.parametrize(("name", "strategy"), MODELS)
@@ -195,23 +190,23 @@ def test_modules_are_nested_as_in_the_model(name: str, strategy: str, tmp_path: 
     modules = modelexport.load(path).modules
     drawn = {}
     for group in drawing.of_kind("module"):
-        told = drawing.told(group)
-        module = told.get("module_path", "")
+        texts = drawing.texts(group)
+        module = texts.get("module_path", "")
         drawn.setdefault(module, []).append(group)
-        assert told["class"] == modules[module].class_
+        assert texts["class"] == modules[module].class_
         if modules[module].tag is not None:
-            assert told["tag"] == modules[module].tag
+            assert texts["tag"] == modules[module].tag
         above = drawing.parent(group)
         while above is not None and drawing.kind(above) != "module":
             above = drawing.parent(above)
         expected = module.rpartition(".")[0] if module else None
-        assert (None if above is None else drawing.told(above).get("module_path", "")) == expected
+        assert (None if above is None else drawing.texts(above).get("module_path", "")) == expected
     assert set(drawn) == set(modules)
     assert all(len(groups) == 1 for groups in drawn.values())
     for operator in drawing.of_kind("operator"):
         above = drawing.parent(operator)
         if drawing.kind(above) == "module":
-            assert drawing.told(above).get("module_path", "") == drawing.told(operator).get(
+            assert drawing.texts(above).get("module_path", "") == drawing.texts(operator).get(
                 "module_path", ""
             )
 
@@ -221,20 +216,20 @@ def test_bodies_and_functions_are_groups(tmp_path: Path) -> None:
     path.write_bytes(HANDMADE["bodies"]().SerializeToString())
     drawing = Drawing(modelexport.export_graphml(path).graphml)
     outer = drawing.find(kind="operator", name="outer")
-    bodies = [drawing.told(node)["name"] for node in outer.find(f"{G}graph")]
+    bodies = [drawing.texts(node)["name"] for node in outer.find(f"{G}graph")]
     assert bodies == ["else_branch", "then_branch"]
     deep = drawing.find(kind="operator", name="deep")
-    assert drawing.told(drawing.parent(deep))["name"] == "then_branch"
+    assert drawing.texts(drawing.parent(deep))["name"] == "then_branch"
     assert drawing.parent(drawing.parent(deep)) is outer
     path.write_bytes(HANDMADE["functions"]().SerializeToString())
     drawing = Drawing(modelexport.export_graphml(path).graphml)
-    assert [drawing.told(node)["name"] for node in drawing.of_kind("function")] == [
+    assert [drawing.texts(node)["name"] for node in drawing.of_kind("function")] == [
         "own::Scale",
         "own::Twice",
         "own::Scale:other",
     ]
     inside = [
-        drawing.told(drawing.parent(n))["name"]
+        drawing.texts(drawing.parent(n))["name"]
         for n in drawing.of_kind("operator")
         if drawing.parent(n) is not None
     ]
@@ -251,8 +246,8 @@ def test_bodies_and_functions_are_groups(tmp_path: Path) -> None:
 def test_a_clean_file_takes_its_modules_from_the_sidecar(tmp_path: Path) -> None:
     path, _, _ = export("bert", "htp", tmp_path, clean=True)
     drawing = Drawing(modelexport.export_graphml(path).graphml)
-    told = [drawing.told(node) for node in drawing.of_kind("operator")]
-    assert all("tag" in found for found in told)
+    texts = [drawing.texts(node) for node in drawing.of_kind("operator")]
+    assert all("tag" in found for found in texts)
     assert len(drawing.of_kind("module")) > 20
 
 
@@ -284,12 +279,12 @@ def test_ordinary_readers_see_our_data(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(HANDMADE["metadata_everywhere"]().SerializeToString())
     graph = networkx.read_graphml(modelexport.export_graphml(path).graphml, force_multigraph=True)
-    said = next(told for _, told in graph.nodes(data=True) if told.get("kind") == "operator")
+    said = next(texts for _, texts in graph.nodes(data=True) if texts.get("kind") == "operator")
     assert said["operator"] == "Gemm"
     assert said["execution_order"] == 0
     assert json.loads(said["attributes"]) == {"alpha": 0.1}
     tensors = {
-        told["tensor"]: (told["type"], told["shape"]) for _, _, told in graph.edges(data=True)
+        texts["tensor"]: (texts["type"], texts["shape"]) for _, _, texts in graph.edges(data=True)
     }
     assert tensors == {
         "x": ("float", "[batch,3]"),
@@ -318,5 +313,5 @@ def test_edges_have_types_whether_the_file_declares_them_or_not(
 ) -> None:
     path, _, _ = export(name, strategy, tmp_path)
     drawing = Drawing(modelexport.export_graphml(path).graphml)
-    told = [drawing.told(edge) for edge in drawing.edges]
-    assert sum("type" in found and "shape" in found for found in told) / len(told) > 0.98
+    texts = [drawing.texts(edge) for edge in drawing.edges]
+    assert sum("type" in found and "shape" in found for found in texts) / len(texts) > 0.98

@@ -1,9 +1,8 @@
-"""The parts of a model as a GraphML file holds them, gathered by what they say they are."""
+"""The parts of a model as a GraphML file holds them, collected by the texts of their nodes."""
 
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,33 +12,35 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from modelexport.errors import FormatError
-from modelexport.graph.flat import nested_graphs
-from modelexport.graphml.dialect import (
-    BODY,
+from modelexport.graphml.format import (
     FUNCTION,
+    INITIALIZERS,
     MODEL,
     MODES,
     MODULE,
     OPERATOR,
     SPARSE,
+    SUBGRAPH,
     TERMINALS,
-    WEIGHTS,
     WRITE_AGAIN,
+    Parameters,
+    StoredValues,
+    checksum,
+    escape_name,
 )
-from modelexport.graphml.read import Document, NodeData, exact_bytes, place, whole_number
-from modelexport.graphml.store import Stored, part_check
+from modelexport.graphml.read import Document, DrawnNode, node_title, parse_number
 from modelexport.graphml.tensors import FIELDS, Span
-from modelexport.graphml.views import attributes_text, plain, says_the_same
+from modelexport.graphml.text import attributes_text
 from modelexport.onnx_file.model_file import is_file, is_inside, missing_data_error
 from modelexport.tagged.records import UNREADABLE
 
-READ_BACK = ("operator", "domain", "name", "attributes")
-"""What may be edited on an operator."""
-_GROUPS = (MODULE, BODY, FUNCTION)
+UNDO = "undo the change; import-onnx restores the exported model and applies no edits"
+"""The hint for a changed structure."""
+_LONGEST_TEXT = 60
 
 
-class Checked(Span):
-    """A stretch of a file whose bytes are known to be right once all are read."""
+class CheckedSpan(Span):
+    """A span of a file whose bytes are compared with a digest as they are read."""
 
     def __init__(self, path: Path, offset: int, length: int, sha256: str, owner: str) -> None:
         super().__init__(path, offset, length)
@@ -47,31 +48,36 @@ class Checked(Span):
         self._owner = owner
 
     def chunks(self) -> Iterator[bytes]:
+        """Read the bytes in chunks.
+
+        Raises:
+            FormatError: If the digest differs at the end.
+        """
         digest = hashlib.sha256()
-        for piece in super().chunks():
-            digest.update(piece)
-            yield piece
+        for chunk in super().chunks():
+            digest.update(chunk)
+            yield chunk
         if digest.hexdigest() != self.sha256:
             raise FormatError(
-                f"the values of {self._owner} in {self.path.name} are not the ones that were written",
+                f"the values of {self._owner} in {self.path.name} are not the ones that were "
+                "written",
                 hint="the checksum differs; write the GraphML again",
             )
 
 
 class Part(msgspec.Struct, gc=False):
-    """The exact form of an operator or weight, and where the values that it lacks are."""
+    """The message of an operator or initializer, and where the values that it lacks are."""
 
     kind: str
     message: bytes
     identity: str
     scope: str
-    stored: str = ""
-    embedded: tuple[Span, ...] = ()
-    edits: dict[str, str] | None = None
+    stored: str
+    embedded: tuple[Span, ...]
 
     @property
-    def place(self) -> str:
-        """How to find it in an editor."""
+    def title(self) -> str:
+        """How to find its node in an editor."""
         if self.kind == OPERATOR:
             node = onnx.NodeProto.FromString(self.message)
             name = node.name or node.op_type
@@ -79,19 +85,11 @@ class Part(msgspec.Struct, gc=False):
             name = onnx.SparseTensorProto.FromString(self.message).values.name
         else:
             name = onnx.TensorProto.FromString(self.message).name
-        return place(plain(name), self.identity)
+        return node_title(escape_name(name), self.identity)
 
 
-class Parameters(msgspec.Struct, frozen=True):
-    """Where the values of weights are, and how many weights there were."""
-
-    mode: str
-    file: str | None = None
-    weights: int = 0
-
-
-class End(NamedTuple):
-    """An input, output or weight by its graph and its place in that graph's list."""
+class TerminalKey(NamedTuple):
+    """An input, initializer or output by its graph and its position there."""
 
     kind: str
     scope: str
@@ -99,179 +97,200 @@ class End(NamedTuple):
 
 
 class Parts:
-    """Operators by their order, weights by graph and position, and what an editor added.
+    """The operators by their order and the initializers of a GraphML file.
 
-    Nodes go by their numbers: `orders` has those of operators, `ends` those of inputs, outputs and weights, `added`
-    new operators, `notes` nodes that say nothing of ours, and `places` tells how to find any of the others.
+    `operator_numbers` and `terminal_numbers` have the numbers of their nodes, `notes` those of
+    nodes without any text of ours. `names` has the drawn names of terminals, and
+    `attribute_texts` those attributes, by order, that the message alone does not confirm.
     """
 
     def __init__(self, document: Document) -> None:
+        """Read a document.
+
+        Args:
+            document: The GraphML file.
+
+        Raises:
+            FileError: If the file cannot be read.
+            FormatError: If it is damaged, or an operator was added, copied or changed.
+        """
         self.path = document.path
         self.operators: dict[int, Part] = {}
-        self.weights: dict[End, Part] = {}
-        self.ends: dict[int, End] = {}
-        self._ends: set[End] = set()
-        self.orders: dict[int, int] = {}
-        self.added: dict[int, NodeData] = {}
-        self.places: dict[int, str] = {}
-        self.told_names: dict[int, str] = {}
-        self._around: dict[int, tuple[int, str | None]] = {}
-        self._parents = array("q")
+        self.initializers: dict[TerminalKey, Part] = {}
+        self.operator_numbers: dict[int, int] = {}
+        self.terminal_numbers: dict[TerminalKey, int] = {}
+        self.names: dict[TerminalKey, str] = {}
+        self.attribute_texts: dict[int, str] = {}
         self.notes: set[int] = set()
-        self.card = NodeData("", {}, [])
-        for number, node in document.nodes():
-            self._take(number, node)
+        self._titles: dict[int, str] = {}
+        self._scopes: dict[int, str] = {}  # of groups that are subgraphs or functions
+        self.card = DrawnNode("", -1, {}, [])
+        for node in document.nodes():
+            self._add_node(node)
         self.edges = document.edges
-        self._check_scopes()
-        if "onnx" not in self.card.told:
+        self._check_scopes(document)
+        if "onnx" not in self.card.texts:
             raise FormatError(
                 f"{self.path} holds no model",
                 hint="the node that describes the model is missing; " + WRITE_AGAIN,
             )
-        if "format_version" not in self.card.told:
-            raise FormatError(f"{self.path} does not say its format version", hint=WRITE_AGAIN)
-        self.parameters = _parameters(self.path, self.card)
-        self._loader = _Loader(self.path, self.parameters)
+        if "format_version" not in self.card.texts:
+            raise FormatError(f"{self.path} has no format version", hint=WRITE_AGAIN)
+        self.frame = self.card.parse_message()
+        _check_message(self.frame, self.card)
+        self.parameters = _parse_parameters(self.path, self.card)
+        self._files = _ValueFiles(self.path, self.parameters)
 
-    def _take(self, number: int, node: NodeData) -> None:
-        kind = node.told.get("kind", "")
-        if kind == OPERATOR and "onnx" in node.told:
-            self._take_operator(number, node)
+    def title(self, number: int) -> str:
+        """Return how to find the node with a number in an editor."""
+        if number in self._titles:
+            return self._titles[number]
+        # Of operators and initializers no titles are kept: only errors need them.
+        owners = [(self.operator_numbers[order], part) for order, part in self.operators.items()]
+        owners += [(self.terminal_numbers[key], part) for key, part in self.initializers.items()]
+        return dict(owners)[number].title
+
+    def values(self, part: Part) -> dict[str, dict[str, CheckedSpan]]:
+        """Find the values that a part lacks.
+
+        Args:
+            part: The part.
+
+        Returns:
+            The values by the path of their tensor and the name of their field.
+
+        Raises:
+            FileError: If a data file is missing.
+            FormatError: If the record of the values is damaged, or a file too short.
+        """
+        found: dict[str, dict[str, CheckedSpan]] = {}
+        if part.stored or part.embedded:
+            for at, field, span in self._files.values(part):
+                found.setdefault(at, {})[field] = span
+        return found
+
+    def _add_node(self, node: DrawnNode) -> None:
+        kind = node.texts.get("kind", "")
+        if kind != OPERATOR and kind not in INITIALIZERS:
+            self._titles[node.number] = node.title
+        if kind == OPERATOR:
+            self._add_operator(node)
         elif kind in TERMINALS:
-            self._take_terminal(number, node, kind)
+            self._add_terminal(node, kind)
         elif kind == MODEL:
-            if self.card.told:
-                raise FormatError(
-                    f"{self.path}: two nodes describe the model", hint="remove the copy"
-                )
+            if self.card.texts:
+                raise FormatError(f"{node.title} was added: it is a copy", hint="remove the copy")
             self.card = node
-        elif node.told.get("operator") and kind not in _GROUPS:
-            self.added[number] = node
-        if number in self.orders:
-            self._parents.extend((number, node.parent))
-        elif kind not in TERMINALS:
-            if not kind and number not in self.added:
-                self.notes.add(number)
-            self.places[number] = node.place
-            self._around[number] = (
-                node.parent,
-                node.told.get("scope", "") if kind in (BODY, FUNCTION) else None,
-            )
+        elif kind in (SUBGRAPH, FUNCTION):
+            self._scopes[node.number] = node.texts.get("scope", "")
+        elif kind != MODULE and node.texts.get("operator"):
+            raise FormatError(f"{node.title} was added", hint=UNDO)
+        elif not kind:
+            self.notes.add(node.number)
 
-    def scope_around(self, number: int) -> str:
-        """The graph that a new operator was drawn in."""
-        return self._scope(self.added[number].parent)
-
-    def _scope(self, number: int) -> str:
-        """The graph that what lies directly in a node belongs to."""
-        while number >= 0:
-            if number in self.orders:
-                return self.operators[self.orders[number]].scope
-            number, scope = self._around.get(number, (-1, None))
-            if scope is not None:
-                return scope
-        return ""
-
-    def _check_scopes(self) -> None:
-        """An operator cannot be dragged into another graph: its edges would not follow."""
-        known: dict[int, str] = {}
-        for row in range(0, len(self._parents), 2):
-            number, parent = self._parents[row], self._parents[row + 1]
-            if parent not in known:
-                known[parent] = self._scope(parent)
-            part = self.operators[self.orders[number]]
-            if part.scope != known[parent]:
-                raise FormatError(
-                    f"{self.path}: {part.place} was moved into or out of a body or function",
-                    hint="move it back; a new node there can do its work",
-                )
-
-    def _take_operator(self, number: int, node: NodeData) -> None:
-        order = _number(node, "execution_order")
-        message = exact_bytes(node)
-        proto = _parsed(onnx.NodeProto, message, node)
-        part = _part(OPERATOR, message, node)
+    def _add_operator(self, node: DrawnNode) -> None:
+        part = _parse_part(node, OPERATOR, onnx.NodeProto)
+        order = _parse_index(node, "execution_order")
         if order in self.operators:
-            if nested_graphs(proto.attribute):
-                raise FormatError(
-                    f"{node.place} is a copy",
-                    hint="an operator with bodies cannot be copied; remove it",
-                )
-            self.added[number] = node
-            return
-        self.orders[number] = order
-        told = {
-            "operator": plain(proto.op_type),
-            "domain": plain(proto.domain),
-            "name": plain(proto.name),
-            "attributes": attributes_text(proto.attribute),
-        }
-        changed = {
-            name: node.told.get(name, "")
-            for name in READ_BACK
-            if node.told.get(name, "") != told[name]
-        }
-        if "attributes" in changed and says_the_same(
-            changed["attributes"], proto, complete=not part.stored
-        ):
-            del changed["attributes"]
-        if changed:
-            part.edits = changed
+            raise FormatError(
+                f"{node.title} was added: it is a copy of {self.operators[order].title}", hint=UNDO
+            )
+        proto = onnx.NodeProto.FromString(part.message)
+        expected = {"operator": proto.op_type, "domain": proto.domain, "name": proto.name}
+        for key, value in expected.items():
+            check_text(node.title, key, escape_name(value), node.texts.get(key, ""))
+        attributes = node.texts.get("attributes", "")
+        if attributes != attributes_text(proto.attribute):  # maybe for lack of values
+            self.attribute_texts[order] = attributes
         self.operators[order] = part
+        self.operator_numbers[order] = node.number
 
-    def _take_terminal(self, number: int, node: NodeData, kind: str) -> None:
-        end = End(kind, node.told.get("scope", ""), _number(node, "position"))
-        if end in self._ends:
-            raise FormatError(
-                f"{self.path}: {node.place} stands there twice", hint="remove the copy"
-            )
-        self.ends[number] = end
-        self._ends.add(end)
-        self.told_names[number] = node.told.get("name", "")
-        if kind not in WEIGHTS:
-            self.places[number] = node.place
-            return
-        if "onnx" not in node.told:
-            raise FormatError(
-                f"{self.path}: the exact form of {node.place} is missing", hint=WRITE_AGAIN
-            )
-        message = exact_bytes(node)
-        _parsed(onnx.SparseTensorProto if kind == SPARSE else onnx.TensorProto, message, node)
-        self.weights[end] = _part(kind, message, node)
+    def _add_terminal(self, node: DrawnNode, kind: str) -> None:
+        key = TerminalKey(kind, node.texts.get("scope", ""), _parse_index(node, "position"))
+        if key in self.terminal_numbers:
+            raise FormatError(f"{node.title} was added: it is a copy", hint="remove the copy")
+        self.terminal_numbers[key] = node.number
+        self.names[key] = node.texts.get("name", "")
+        if kind in INITIALIZERS:
+            message = onnx.SparseTensorProto if kind == SPARSE else onnx.TensorProto
+            self.initializers[key] = _parse_part(node, kind, message)
 
-    def copy_of(self, node: NodeData) -> Part:
-        """The part that a copied node holds."""
-        return _part(OPERATOR, exact_bytes(node), node)
-
-    def values(self, part: Part) -> list[tuple[str, str, Checked]]:
-        """The values that a part lacks: place of the tensor, field, bytes."""
-        return self._loader.values(part) if part.stored or part.embedded else []
+    def _check_scopes(self, document: Document) -> None:
+        """Reject operators that were dragged into another graph."""
+        known: dict[int, str] = {}
+        for order, number in self.operator_numbers.items():
+            parent = document.parents[number]
+            if parent not in known:
+                around = parent
+                while around >= 0 and around not in self._scopes:
+                    around = document.parents[around]
+                known[parent] = self._scopes.get(around, "")
+            if self.operators[order].scope != known[parent]:
+                title = self.operators[order].title
+                raise FormatError(
+                    f"{title} was moved into or out of a subgraph or function", hint="move it back"
+                )
 
 
-def _part(kind: str, message: bytes, node: NodeData) -> Part:
-    told = node.told
-    check_part(message, node)
+def check_text(title: str, key: str, expected: str, got: str) -> None:
+    """Raise a FormatError if a node's text under a key was changed.
+
+    Args:
+        title: How to find the node in an editor.
+        key: The key.
+        expected: The text that was exported.
+        got: The text in the file.
+    """
+    if got != expected:
+        texts = [
+            text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+            for text in (expected, got)
+        ]
+        raise FormatError(
+            f"{title}: the {key} changed: expected {texts[0]!r}, got {texts[1]!r}", hint=UNDO
+        )
+
+
+def _parse_part(node: DrawnNode, kind: str, message_class: Any) -> Part:
+    """Return the part that a node holds."""
+    if "onnx" not in node.texts:
+        raise FormatError(
+            f"the exact form of {node.title} is missing",
+            hint=f"remove the node if it was added, else {WRITE_AGAIN}",
+        )
+    message = node.parse_message()
+    _check_message(message, node)
+    try:
+        message_class.FromString(message)
+    except DecodeError as error:
+        raise _damaged(node) from error
+    texts = node.texts
     return Part(
         kind,
         message,
         node.identity,
-        told.get("scope", ""),
-        told.get("values", ""),
+        texts.get("scope", ""),
+        texts.get("values", ""),
         tuple(node.embedded),
     )
 
 
-def check_part(message: bytes, node: NodeData) -> None:
-    """Whether the exact form of a part is the one that was written, and so is what it says of its values."""
-    if node.told.get("check", "") != part_check(message, node.told.get("values", "")):
-        raise FormatError(f"the exact form of {node.place} is damaged", hint=WRITE_AGAIN)
+def _check_message(message: bytes, node: DrawnNode) -> None:
+    if node.texts.get("check", "") != checksum(message, node.texts.get("values", "")):
+        raise _damaged(node)
 
 
-def _parameters(path: Path, card: NodeData) -> Parameters:
+def _damaged(node: DrawnNode) -> FormatError:
+    return FormatError(f"the exact form of {node.title} is damaged", hint=WRITE_AGAIN)
+
+
+def _parse_parameters(path: Path, card: DrawnNode) -> Parameters:
     try:
-        parameters = msgspec.json.decode(card.told.get("parameters", ""), type=Parameters)
+        parameters = msgspec.json.decode(card.texts.get("parameters", ""), type=Parameters)
     except UNREADABLE as error:
-        raise FormatError(f"{path} does not say where its weights are", hint=WRITE_AGAIN) from error
+        raise FormatError(
+            f"{path} does not say where its initializers are", hint=WRITE_AGAIN
+        ) from error
     if parameters.mode not in MODES:
         raise FormatError(
             f"{path}: there is no parameter mode {parameters.mode!r}", hint=WRITE_AGAIN
@@ -279,23 +298,15 @@ def _parameters(path: Path, card: NodeData) -> Parameters:
     return parameters
 
 
-def _number(node: NodeData, key: str) -> int:
-    number = whole_number(node.told.get(key, ""))
+def _parse_index(node: DrawnNode, key: str) -> int:
+    number = parse_number(node.texts.get(key, ""))
     if number < 0:
-        raise FormatError(f"{node.place} has no {key}", hint=WRITE_AGAIN)
+        raise FormatError(f"{node.title} has no {key}", hint=WRITE_AGAIN)
     return number
 
 
-def _parsed(kind: Any, message: bytes, node: NodeData) -> Any:
-    try:
-        proto = kind.FromString(message)
-    except DecodeError as error:
-        raise FormatError(f"the exact form of {node.place} is damaged", hint=WRITE_AGAIN) from error
-    return proto
-
-
-class _Loader:
-    """Finds the bytes of weights where the GraphML says that they are."""
+class _ValueFiles:
+    """Finds the values of parts where the GraphML says that they are."""
 
     def __init__(self, path: Path, parameters: Parameters) -> None:
         self._path = path
@@ -303,58 +314,55 @@ class _Loader:
         self._parameters = parameters
         self._sizes: dict[str, int] = {}
 
-    def values(self, part: Part) -> list[tuple[str, str, Checked]]:
+    def values(self, part: Part) -> Iterator[tuple[str, str, CheckedSpan]]:
+        """Iterate over the values of a part: path of the tensor, field, span."""
         try:
-            stored = msgspec.json.decode(part.stored, type=list[Stored])
+            stored = msgspec.json.decode(part.stored, type=list[StoredValues])
         except UNREADABLE as error:
             raise FormatError(
-                f"what is said of the values of {part.place} is damaged", hint=WRITE_AGAIN
+                f"the record of the values of {part.title} is damaged", hint=WRITE_AGAIN
             ) from error
-        found = []
-        if self._parameters.mode == "embedded" and len(part.embedded) != len(stored):
+        embedded = self._parameters.mode == "embedded"
+        lengths = [entry.length for entry in stored]
+        if embedded and [span.length for span in part.embedded] != lengths:
             raise FormatError(
-                f"the embedded values of {part.place} are cut short", hint=WRITE_AGAIN
+                f"the embedded values of {part.title} are cut short", hint=WRITE_AGAIN
             )
         for number, entry in enumerate(stored):
             if entry.field not in FIELDS:
-                raise FormatError(f"{part.place} has values of an unknown kind", hint=WRITE_AGAIN)
-            if self._parameters.mode == "embedded":
-                span = part.embedded[number]
-                if span.length != entry.length:
-                    raise FormatError(
-                        f"the embedded values of {part.place} are cut short", hint=WRITE_AGAIN
-                    )
-                checked = Checked(span.path, span.offset, span.length, entry.sha256, part.place)
-            else:
-                checked = self._in_file(entry, part)
-            found.append((entry.at, entry.field, checked))
-        return found
+                raise FormatError(
+                    f"{part.title} has values of an unknown kind {entry.field!r}", hint=WRITE_AGAIN
+                )
+            span = part.embedded[number] if embedded else self._find(entry, part)
+            checked = CheckedSpan(span.path, span.offset, span.length, entry.sha256, part.title)
+            yield entry.at, entry.field, checked
 
-    def _in_file(self, entry: Stored, part: Part) -> Checked:
+    def _find(self, entry: StoredValues, part: Part) -> Span:
         name = entry.file if self._parameters.mode == "reference" else self._parameters.file
         if name is None or entry.offset is None:
             raise FormatError(
-                f"nothing says where the values of {part.place} are", hint=WRITE_AGAIN
+                f"nothing says where the values of {part.title} are", hint=WRITE_AGAIN
             )
         if name not in self._sizes:
             self._sizes[name] = self._size(name)
         if entry.offset < 0 or entry.length < 0 or entry.offset + entry.length > self._sizes[name]:
             raise FormatError(
-                f"{self._folder / name} is too short for the values of {part.place}",
+                f"{self._folder / name} is too short for the values of {part.title}",
                 hint="it is cut short or another file; " + WRITE_AGAIN,
             )
-        return Checked(self._folder / name, entry.offset, entry.length, entry.sha256, part.place)
+        return Span(self._folder / name, entry.offset, entry.length)
 
     def _size(self, name: str) -> int:
-        """The size of a file in the GraphML's folder or below it; one that lies elsewhere is refused."""
+        """Return the size of a file in the GraphML's folder or below it; reject any other."""
         path = self._folder / name
+        exists = is_file(path)
         if not is_inside(name) or (
-            is_file(path) and not path.resolve().is_relative_to(self._folder.resolve())
+            exists and not path.resolve().is_relative_to(self._folder.resolve())
         ):
             raise FormatError(
                 f"the data file {name!r} lies outside the GraphML's folder",
                 hint="only data files in the GraphML's folder, or below it, are followed",
             )
-        if not is_file(path):
+        if not exists:
             raise missing_data_error(self._path, name)
         return path.stat().st_size

@@ -1,7 +1,7 @@
-"""The GraphML as a stream of elements: what each node and edge says under our keys, whatever editor wrote it last.
+"""Read a GraphML file as a stream: the texts under our keys, whichever editor wrote it last.
 
-Keys go by their names and nodes by what they say, since editors number both anew. No document type is
-accepted, so there are no entities to expand, and nothing is fetched.
+Keys go by their names and nodes by their texts, since editors number both again. A document type
+is rejected, so there are no entities to expand, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import binascii
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 from lxml import etree
 
 from modelexport.errors import FileError, FormatError
-from modelexport.graphml.dialect import (
+from modelexport.graphml.elements import Edges
+from modelexport.graphml.format import (
+    EDGE_KEYS,
     FORMAT_VERSION,
+    GRAPH_KEYS,
     GRAPHML,
-    ON_EDGES,
-    ON_GRAPH,
-    ON_NODES,
+    NODE_KEYS,
     WRITE_AGAIN,
     YED,
 )
@@ -31,40 +32,58 @@ from modelexport.onnx_file.model_file import check_regular_file
 
 _CHUNK = 1 << 16
 _SHARE = 0.9
-"""What reading the XML is of the whole work, about."""
+"""The part of an import's time that reading the XML takes, about."""
 _NODE, _EDGE, _GRAPH, _DATA, _KEY = (
     f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "graph", "data", "key")
 )
 _LABEL = f"{{{YED}}}NodeLabel"
-_TAKEN = frozenset({_NODE, _EDGE, _GRAPH, _DATA, _KEY, _LABEL})
-_OURS = {"graph": ON_GRAPH, "node": ON_NODES, "edge": ON_EDGES}
+_READ_TAGS = frozenset({_NODE, _EDGE, _GRAPH, _DATA, _KEY, _LABEL})
+_KEYS = {"graph": GRAPH_KEYS, "node": NODE_KEYS, "edge": EDGE_KEYS}
+_DOMAINS = {_GRAPH: "graph", _NODE: "node", _EDGE: "edge"}
 
 
-class NodeData(msgspec.Struct, gc=False):
-    """A node: what it says under our keys, the label that it shows, and the bytes that are embedded in it."""
+class DrawnNode(msgspec.Struct, gc=False):
+    """A node: the texts under our keys, its label, and the spans of its embedded values.
+
+    `number` is its position in the file.
+    """
 
     identity: str
-    told: dict[str, str]
+    number: int
+    texts: dict[str, str]
     embedded: list[Span]
     label: str = ""
-    parent: int = -1
-    """The node that this one lies in, by its number."""
 
     @property
-    def place(self) -> str:
-        """How to find it in an editor."""
-        return place(
-            self.told.get("name") or self.told.get("operator") or self.label.strip(), self.identity
-        )
+    def title(self) -> str:
+        """How to find the node in an editor: its name or label, and its id."""
+        name = self.texts.get("name") or self.texts.get("operator") or self.label.strip()
+        return node_title(name, self.identity)
+
+    def parse_message(self) -> bytes:
+        """Decode the key `onnx`.
+
+        Returns:
+            The serialized message.
+
+        Raises:
+            FormatError: If it is not base64.
+        """
+        try:
+            return base64.b64decode("".join(self.texts["onnx"].split()), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise FormatError(
+                f"the exact form of {self.title} is not base64", hint=WRITE_AGAIN
+            ) from error
 
 
-def place(name: str, identity: str) -> str:
-    """A node by its name, if it has one, and the id that it has in the file."""
+def node_title(name: str, identity: str) -> str:
+    """Return how to find a node in an editor: its name, if it has one, and its id."""
     return f"{name!r} ({identity})" if name else identity
 
 
 class Document:
-    """What a GraphML file says: its nodes one by one, then the edges between them."""
+    """The nodes of a GraphML file one by one, then the edges between them."""
 
     def __init__(
         self,
@@ -73,12 +92,32 @@ class Document:
         spool_path: Path,
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        self.path = path
-        self._on_progress = on_progress or (lambda done: None)
-        self._target = _Target(spool, spool_path)
+        """Prepare to read a file.
 
-    def nodes(self) -> Iterator[tuple[int, NodeData]]:
-        """Every node with its number, an inner one before the one that it lies in; edges are ready afterwards."""
+        Args:
+            path: The GraphML file.
+            spool: A file that embedded values are decoded into.
+            spool_path: The path of that file.
+            on_progress: Called now and then with how much of the import is done.
+        """
+        self.path = path
+        self.edges = Edges()
+        """The edges by the numbers of nodes; an output or input is -1 where the file has none."""
+        self.parents = array("i")
+        """The number of the node around each node, -1 for none."""
+        self._on_progress = on_progress or (lambda done: None)
+        self._target = _Target(spool, spool_path, self.edges, self.parents)
+
+    def nodes(self) -> Iterator[DrawnNode]:
+        """Read the file; `edges` and `parents` are complete afterwards.
+
+        Yields:
+            Every node, inner ones before the one around them.
+
+        Raises:
+            FileError: If the file cannot be read.
+            FormatError: If it is not GraphML that `export_graphml` wrote.
+        """
         target = self._target
         parser = etree.XMLParser(
             target=target,
@@ -86,7 +125,7 @@ class Document:
             resolve_entities=False,
             no_network=True,
             load_dtd=False,
-            huge_tree=True,  # large weights, deep trees; without a document type nothing can grow
+            huge_tree=True,  # large values, deep trees; without a document type nothing can grow
         )
         check_regular_file(self.path)
         try:
@@ -94,15 +133,17 @@ class Document:
             with self.path.open("rb") as file:
                 while chunk := file.read(_CHUNK):
                     parser.feed(chunk)
-                    yield from target.taken()
+                    yield from target.take_nodes()
                     self._on_progress(_SHARE * file.tell() / size)
             parser.close()
             if not target.begun:
                 raise FormatError("it is empty")
+            yield from target.take_nodes()
+            target.resolve_edges()
         except etree.XMLSyntaxError as error:
-            what = "is no XML" if not target.begun else "is cut short or damaged"
+            problem = "is not XML" if not target.begun else "is cut short or damaged"
             where = f"line {error.lineno}" if error.lineno else "at its end"
-            raise FormatError(f"{self.path} {what} ({where})", hint=WRITE_AGAIN) from error
+            raise FormatError(f"{self.path} {problem} ({where})", hint=WRITE_AGAIN) from error
         except IsADirectoryError as error:
             raise FileError(
                 f"{self.path} is a folder", hint="name the .graphml file in it"
@@ -113,58 +154,41 @@ class Document:
             raise FileError(
                 f"cannot read {self.path}: {error.strerror}", hint="check the path"
             ) from error
-        except FormatError as error:
-            raise FormatError(
-                f"{self.path}: {error.message}", hint=error.hint or WRITE_AGAIN
-            ) from error
-        yield from target.taken()
-        self.edges = Edges(target)
-
-
-class Edges:
-    """The edges as numbers: both ends, which output of the source, which input of the target; -1 where none says."""
-
-    def __init__(self, target: _Target) -> None:
-        self.sources, self.targets, self.outputs, self.slots = target.columns
-        self.numbers = target.numbers
-        for row, end, identity in target.unresolved:
-            number = self.numbers.get(identity)
-            if number is None:
-                raise FormatError(
-                    f"an edge ends at {identity!r}, which is no node", hint=WRITE_AGAIN
-                )
-            (self.sources, self.targets)[end][row] = number
 
 
 class _Target:
-    """Takes the parser's events."""
+    """Receives the events of lxml's parser."""
 
-    def __init__(self, spool: BinaryIO, spool_path: Path) -> None:
+    def __init__(
+        self, spool: BinaryIO, spool_path: Path, edges: Edges, parents: array[int]
+    ) -> None:
         self.begun = False
         self._spool, self._spool_path = spool, spool_path
         self._names: dict[str, tuple[str, str]] = {}
-        self._open: list[tuple[str, Any]] = []
-        self._nodes: list[tuple[int, NodeData]] = []
-        self._edge: dict[str, str] = {}
-        self._sink = ""
+        self._open: list[str] = []  # the domains of the open graphs, nodes and edges
+        self._open_nodes: list[DrawnNode] = []
+        self._finished: list[DrawnNode] = []
+        self._edges, self._parents = edges, parents
+        self._ends = ("", "")
+        self._edge_texts: dict[str, str] = {}
+        self._key = ""
         self._text: list[str] = []
-        self._wants_label = False
-        self._bytes: _Base64 | None = None
-        self.numbers: dict[str, int] = {}
-        self.columns = tuple(array("q") for _ in range(4))
-        self.unresolved: list[tuple[int, int, str]] = []
-        self._finished: list[tuple[int, NodeData]] = []
+        self._in_label = False
+        self._decoder: _Base64Decoder | None = None
+        self._numbers: dict[str, int] = {}
+        self._unresolved: list[tuple[array[int], int, str]] = []
 
-    def taken(self) -> list[tuple[int, NodeData]]:
+    def take_nodes(self) -> list[DrawnNode]:
+        """Return the nodes that were finished since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
     def doctype(self, *_: object) -> None:
-        raise FormatError(
-            "it has a document type", hint="GraphML needs none; entities are not read"
-        )
+        """Reject a document type: it may define entities."""
+        raise FormatError("it has a document type", hint="remove it; entities are not read")
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
+        """Begin an element."""
         if not self.begun:
             if tag != f"{{{GRAPHML}}}graphml":
                 raise FormatError(
@@ -172,128 +196,128 @@ class _Target:
                     hint="name a .graphml file that export-graphml wrote",
                 )
             self.begun = True
-        if tag not in _TAKEN:  # most of a file is graphics
+        if tag not in _READ_TAGS:  # most of a file is graphics
             return
+        if tag in _DOMAINS:
+            self._open.append(_DOMAINS[tag])
         if tag == _DATA:
             self._begin_data(attributes.get("key", ""))
         elif tag == _NODE:
-            identity = attributes.get("id", "")
-            number = len(self.numbers)
-            if not identity or self.numbers.setdefault(identity, number) != number:
-                raise FormatError(f"two nodes have the id {identity!r}")
-            parent = self._nodes[-1][0] if self._nodes else -1
-            self._nodes.append((number, NodeData(identity, {}, [], parent=parent)))
-            self._open.append(("node", None))
+            self._begin_node(attributes.get("id", ""))
         elif tag == _EDGE:
-            self._edge = {"": ""}
-            self._open.append(
-                ("edge", (attributes.get("source", ""), attributes.get("target", "")))
-            )
-        elif tag == _GRAPH:
-            self._open.append(("graph", None))
+            self._edge_texts = {}
+            self._ends = attributes.get("source", ""), attributes.get("target", "")
         elif tag == _KEY:
-            scope, name = attributes.get("for", ""), attributes.get("attr.name", "")
-            if name in _OURS.get(scope, ()):
-                self._names[attributes.get("id", "")] = (scope, name)
-        elif self._nodes and not self._nodes[-1][1].label:
-            self._wants_label = True
+            domain, name = attributes.get("for", ""), attributes.get("attr.name", "")
+            if name in _KEYS.get(domain, ()):
+                self._names[attributes.get("id", "")] = (domain, name)
+        elif tag == _LABEL and self._open_nodes and not self._open_nodes[-1].label:
+            self._in_label = True
             self._text = []
+
+    def _begin_node(self, identity: str) -> None:
+        number = len(self._numbers)
+        if not identity or self._numbers.setdefault(identity, number) != number:
+            raise FormatError(f"two nodes have the id {identity!r}")
+        self._parents.append(self._open_nodes[-1].number if self._open_nodes else -1)
+        self._open_nodes.append(DrawnNode(identity, number, {}, []))
 
     def _begin_data(self, key: str) -> None:
-        scope, name = self._names.get(key, ("", ""))
-        if scope and self._open and self._open[-1][0] == scope:
-            self._sink = name
+        domain, name = self._names.get(key, ("", ""))
+        if domain and self._open and self._open[-1] == domain:
+            self._key = name
             self._text = []
             if name == "bytes":
-                self._bytes = _Base64(self._spool)
+                self._decoder = _Base64Decoder(self._spool)
 
     def data(self, text: str) -> None:
-        if self._bytes is not None:
-            self._bytes.feed(text)
-        elif self._sink or self._wants_label:
+        """Take a part of an element's text."""
+        if self._decoder is not None:
+            self._decoder.feed(text)
+        elif self._key or self._in_label:
             self._text.append(text)
 
     def end(self, tag: str) -> None:
-        if tag not in _TAKEN:
+        """Finish an element."""
+        if tag not in _READ_TAGS:
             return
-        if tag == _DATA:
-            if self._sink:
-                self._end_data()
+        if tag in _DOMAINS:
+            self._open.pop()
+        if tag == _DATA and self._key:
+            self._end_data()
         elif tag == _NODE:
-            self._open.pop()
-            self._finished.append(self._nodes.pop())
+            self._finished.append(self._open_nodes.pop())
         elif tag == _EDGE:
-            _, (source, target) = self._open.pop()
-            self._add_edge(source, target)
-        elif tag == _GRAPH:
-            self._open.pop()
-        elif tag == _LABEL and self._wants_label:
-            self._nodes[-1][1].label = "".join(self._text)
-            self._wants_label = False
+            self._end_edge()
+        elif tag == _LABEL and self._in_label:
+            self._open_nodes[-1].label = "".join(self._text)
+            self._in_label = False
 
     def _end_data(self) -> None:
-        name, self._sink = self._sink, ""
-        scope = self._open[-1][0]
-        if self._bytes is not None:
-            self._nodes[-1][1].embedded = [
-                Span(self._spool_path, offset, length) for offset, length in self._bytes.finish()
-            ]
-            self._bytes = None
+        name, self._key = self._key, ""
+        if self._decoder is not None:
+            spans = self._decoder.finish()
+            self._open_nodes[-1].embedded = [Span(self._spool_path, *span) for span in spans]
+            self._decoder = None
             return
         text = "".join(self._text)
         if not text or (text.isspace() and "\n" in text):  # editors write keys without a value
             return
-        if name == "format_version":
-            _check_version(text)
-        if scope == "node":
-            self._nodes[-1][1].told[name] = text
-        elif scope == "edge":
-            self._edge[name] = text
+        if name == "format_version" and text.strip() != FORMAT_VERSION:
+            raise FormatError(
+                f"its format version is {text.strip()[:40]!r}, expected {FORMAT_VERSION}",
+                hint="use the version of modelexport that wrote it",
+            )
+        if self._open[-1] == "node":
+            self._open_nodes[-1].texts[name] = text
+        elif self._open[-1] == "edge":
+            self._edge_texts[name] = text
 
-    def _add_edge(self, source: str, target: str) -> None:
-        sources, targets, outputs, slots = self.columns
-        for end, (column, identity) in enumerate(((sources, source), (targets, target))):
-            number = self.numbers.get(identity, -1)
-            if number < 0:
-                self.unresolved.append((len(column), end, identity))
-            column.append(number)
-        outputs.append(whole_number(self._edge.get("source_output", "")))
-        slots.append(whole_number(self._edge.get("target_input", "")))
+    def _end_edge(self) -> None:
+        source, target = (self._numbers.get(identity, -1) for identity in self._ends)
+        output, slot = (
+            parse_number(self._edge_texts.get(key, "")) for key in ("source_output", "target_input")
+        )
+        self._edges.append(source, output, target, slot)
+        columns = (self._edges.sources, self._edges.targets)
+        for column, identity in zip(columns, self._ends, strict=True):
+            if column[-1] < 0:  # an edge may stand before its nodes
+                self._unresolved.append((column, len(column) - 1, identity))
+
+    def resolve_edges(self) -> None:
+        """Fill in the numbers of nodes that stand behind their edges."""
+        for column, row, identity in self._unresolved:
+            if identity not in self._numbers:
+                raise FormatError(f"an edge ends at {identity!r}, which is not a node")
+            column[row] = self._numbers[identity]
 
     def close(self) -> None:
-        """The parser wants one; it calls it after an error as well."""
+        """End the document; the parser calls it after an error, too."""
 
 
-def _check_version(text: str) -> None:
-    if text.strip() != FORMAT_VERSION:
-        raise FormatError(
-            f"its format version is {text.strip()[:40]!r}, this program reads {FORMAT_VERSION}",
-            hint="use the version of modelexport that wrote it",
-        )
-
-
-def whole_number(text: str) -> int:
-    """A number that is written in plain digits, or -1."""
+def parse_number(text: str) -> int:
+    """Return a number that is written in plain digits, or -1."""
     text = text.strip()
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
 
 
-class _Base64:
-    """Decodes pieces of base64 text, `;` after each stretch, into a file."""
+class _Base64Decoder:
+    """Decodes base64 text, with `;` after each span, into a file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._begin = file.tell()
         self._left = ""
-        self._found: list[tuple[int, int]] = []
+        self._spans: list[tuple[int, int]] = []
 
     def feed(self, text: str) -> None:
-        *stretches, rest = "".join(text.split()).split(";")
-        for stretch in stretches:
-            self._decode(self._left + stretch)
+        """Decode a part of the text."""
+        *ended, rest = "".join(text.split()).split(";")
+        for part in ended:
+            self._decode(self._left + part)
             self._left = ""
             end = self._file.tell()
-            self._found.append((self._begin, end - self._begin))
+            self._spans.append((self._begin, end - self._begin))
             self._begin = end
         self._left += rest
         whole = len(self._left) // 4 * 4
@@ -305,7 +329,7 @@ class _Base64:
         try:
             values = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise FormatError("embedded values are no base64") from error
+            raise FormatError("embedded values are not base64") from error
         try:
             self._file.write(values)
         except OSError as error:
@@ -314,17 +338,8 @@ class _Base64:
             ) from error
 
     def finish(self) -> list[tuple[int, int]]:
+        """Return the offset and length of every span."""
         if self._left:
             raise FormatError("embedded values are cut short")
         self._file.flush()
-        return self._found
-
-
-def exact_bytes(node: NodeData) -> bytes:
-    """The exact form that a node holds."""
-    try:
-        return base64.b64decode("".join(node.told["onnx"].split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise FormatError(
-            f"the exact form of {node.place} is no base64", hint=WRITE_AGAIN
-        ) from error
+        return self._spans

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import itertools
+import math
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import torch
@@ -157,3 +161,71 @@ def _no_fit(value: onnx.ValueInfoProto, array: Array | None) -> ArgumentError:
     return ArgumentError(
         f"the file's input {value.name!r}: expected [{dims}], got {given}", hint=hint
     )
+
+
+_MOST_ZEROS = 256 << 20
+_LONGEST_ZERO_RUN = 60.0
+"""Seconds: on zeros, a loop may never end."""
+
+
+class ZeroRun(msgspec.Struct, frozen=True):
+    """What ONNX Runtime did with a model.
+
+    Attributes:
+        loads: Whether it loaded the model.
+        runs: Whether it then ran the model on zeros.
+        message: What happened, in words.
+    """
+
+    loads: bool
+    runs: bool
+    message: str
+
+
+def run_on_zeros(path: Path) -> ZeroRun | None:
+    """Load a model file and run it on zeros, if its inputs are plain tensors.
+
+    Args:
+        path: The model file.
+
+    Returns:
+        How far ONNX Runtime got; None if it is not installed.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    runtime = import_onnxruntime()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has an exception class for each of its states
+        return ZeroRun(False, False, f"rejects the model: {first_line(error)}")
+    loaded = "loaded the model"
+    try:
+        feeds = {value.name: _zeros(value) for value in session.get_inputs()}
+        if any(value is None for value in feeds.values()):
+            reason = "inputs that are no plain tensors, or huge"
+            return ZeroRun(True, False, f"{loaded}, did not run it: {reason}")
+        limited = runtime.RunOptions()
+        timer = threading.Timer(_LONGEST_ZERO_RUN, setattr, (limited, "terminate", True))
+        timer.start()
+        try:
+            session.run(None, feeds, limited)
+        finally:
+            timer.cancel()
+    except Exception as error:
+        return ZeroRun(True, False, f"{loaded}, could not run it on zeros: {first_line(error)}")
+    return ZeroRun(True, True, f"{loaded} and ran it on zeros")
+
+
+def _zeros(value: Any) -> Array | None:
+    """Return zeros for an input, with 1 for unknown sizes; None if it is not a plain tensor."""
+    name = value.type.removeprefix("tensor(").removesuffix(")")
+    shape = [size if isinstance(size, int) else 1 for size in value.shape or []]
+    if name == "string":
+        return np.full(shape, "", dtype=object)
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name.upper()))
+    except (ValueError, KeyError):
+        return None
+    return np.zeros(shape, dtype) if math.prod(shape) * dtype.itemsize <= _MOST_ZEROS else None
