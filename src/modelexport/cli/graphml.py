@@ -27,6 +27,7 @@ parameters_option: Callable[[Any], Any] = click.option(
 )
 
 
+@click.command("export-graphml")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.argument("out", required=False, type=click.Path(path_type=Path))
 @parameters_option
@@ -65,6 +66,7 @@ def _describe_files(files: GraphmlFiles) -> Iterator[RenderableType]:
         yield line(f"weights in {files.data.name}, {size(files.data.stat().st_size)}", 2)
 
 
+@click.command("import-onnx")
 @click.argument("graphml", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
