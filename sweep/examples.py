@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from modelexport.capture.inputs import in_signature_order, parse_inputs
 from modelexport.errors import first_line
-from modelexport.source.guess import guesses
+from modelexport.source.guess import guess_inputs
 from modelexport.source.huggingface import use_exportable_experts
 from modelexport.source.input_specs import make_tensor
 from sweep.shrink import shrunk
@@ -42,7 +42,7 @@ def build(model_type: str) -> tuple[nn.Module, dict[str, Any]]:
         except Exception as error:
             reasons.append(_line(error))
             continue
-        for specs in guesses(model):
+        for specs in guess_inputs(model):
             generator = torch.Generator().manual_seed(0)
             inputs = {name: make_tensor(spec, generator) for name, spec in specs.items()}
             try:

@@ -48,8 +48,8 @@ def test_each_kind_gets_inputs_from_its_own_processor(source: tuple[str, LoadedM
     example = make_example_inputs(loaded, InputRequest(), seed=0)
     name, shape = MAIN[kind]
     assert shapes(example)[name] == shape
-    assert example.rung.startswith("the model's ")
-    assert "dummy" not in example.rung
+    assert example.origin.startswith("the model's ")
+    assert "dummy" not in example.origin
     assert ("decoder_input_ids" in example.inputs) == (kind in ("encoder_decoder", "speech"))
     assert ("attention_mask" in example.inputs) == ("text" in kind or kind == "encoder_decoder")
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_without_a_processor_there_are_still_inputs(kind: str, tmp_path: Path) -
     loaded = load_source(str(save(kind, tmp_path, with_processors=False)))
     example = make_example_inputs(loaded, InputRequest(), seed=0)
     assert MAIN[kind][0] in example.inputs
-    assert "dummy_inputs" in example.rung or "guess" in example.rung
+    assert "dummy_inputs" in example.origin or "guess" in example.origin
     with torch.no_grad():
         loaded.model(**example.inputs)
 
@@ -254,7 +254,7 @@ def test_objects_in_an_npz_are_not_unpickled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("inputs", [(torch.ones(1, 4),), {"x": torch.ones(1, 4)}, torch.ones(1, 4)])
 def test_what_the_factory_returned_at_another_shape(inputs: Any) -> None:
     source = LoadedModel(One(), "one", inputs)
-    assert make_example_inputs(source, InputRequest(), seed=0).rung == "the factory's own"
+    assert make_example_inputs(source, InputRequest(), seed=0).origin == "the factory's own"
     changed = make_example_inputs(source, InputRequest(shapes={"": (3, 5)}), seed=0).inputs
     tensor = changed["x"] if isinstance(changed, dict) else changed[0]
     assert tensor.shape == (3, 5)

@@ -250,7 +250,7 @@ def test_a_program_of_another_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("no-such/model", "no model of that name can be had"),
+        ("no-such/model", "the hub has no model of that name"),
         ("empty", "has no config.json"),
         ("missing.pt2", "there is no file"),
         ("text.pt2", "is no .pt2 archive"),

@@ -183,7 +183,7 @@ def verify_command(
         drawn = (
             f", and {plural(random_inputs, 'random set')} with seed {seed}" if random_inputs else ""
         )
-        show(_view(result, source.name, f"{examples[0].rung}{drawn}"), output_file)
+        show(_view(result, source.name, f"{examples[0].origin}{drawn}"), output_file)
     ctx.exit(0 if result.agrees else 1)
 
 
