@@ -13,7 +13,7 @@ import click
 from modelexport.cli.console import line, note, plain_table, progress, show
 from modelexport.cli.extract import extracted
 from modelexport.cli.summary import show_summary
-from modelexport.cli.verify import verified
+from modelexport.cli.verify import format_verification
 from modelexport.errors import FileError
 from modelexport.extraction.extract import extract
 from modelexport.report import ExportReport
@@ -102,7 +102,7 @@ def demo_command(folder: Path, strategy: str) -> None:
     if parity is None:
         note("note: with onnxruntime installed, the demo also checks every module against PyTorch")
     else:
-        show(["", line("Every module against PyTorch:"), *verified(parity, source.name)])
+        show(["", line("Every module against PyTorch:"), *format_verification(parity, source.name)])
     _show_next_steps(folder, layer)
 
 

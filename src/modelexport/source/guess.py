@@ -59,10 +59,10 @@ def guess_inputs(model: nn.Module) -> Iterator[dict[str, InputSpec]]:
     for chosen in (narrow | (choices.keys() & set(_MODALITIES)), narrow, required):
         names = [name for name in choices if name in chosen]
         for turn in range(max((len(choices[name]) for name in names), default=0)):
-            specs = {name: choices[name][min(turn, len(choices[name]) - 1)] for name in names}
-            if specs not in seen:
-                seen.append(specs)
-                yield specs
+            guess = {name: choices[name][min(turn, len(choices[name]) - 1)] for name in names}
+            if guess not in seen:
+                seen.append(guess)
+                yield guess
 
 
 def suggest_specs(model: nn.Module) -> dict[str, InputSpec]:

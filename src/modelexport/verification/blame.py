@@ -132,8 +132,8 @@ class BlameFinder:
         path = outer.call.path
         if inner.call.path == path or not is_within(inner.call.path, path):
             return False
-        call = self._file.modules.call_within(inner.call.path, inner.call.index, path)
-        return call in (outer.call.index, None)
+        call = self._file.modules.call_within(inner.call.path, inner.call.number, path)
+        return call in (outer.call.number, None)
 
     def _is_returned_inside(self, name: str, path: str) -> bool:
         """Return whether a module below this one returned a value."""
@@ -203,7 +203,7 @@ class BlameFinder:
         """Find the nodes of a call in the main graph."""
         call = paired.call
         record = self._file.modules.records.get(call.path)
-        number = call.index if record is not None and record.calls > 1 else None
+        number = call.number if record is not None and record.calls > 1 else None
         belongs = self._file.modules.holds(ModuleRef(call.path, None, number))
         return {index for key, nodes in self._nodes_of.items() if belongs(*key) for index in nodes}
 
@@ -226,7 +226,7 @@ class BlameFinder:
         computed = {name for index in nodes for name in self._main.nodes[index].output}
         outputs = [name for name in dict.fromkeys(names) if name in computed]
         boundary = find_boundary([(self._main, sorted(nodes))], leaving=outputs)
-        target = ModuleRef(paired.call.path, None, paired.call.index)
+        target = ModuleRef(paired.call.path, None, paired.call.number)
         extracted = build_model(self._file.source, boundary, target, "")
         model = load_initializers(extracted, self._file.weights)
         return Session(model.SerializeToString()).run(known)

@@ -66,13 +66,13 @@ class Pairing:
     def _pair_outputs(self, call: PyTorchCall) -> Iterator[Pair]:
         """Pair each tensor that a call returned."""
         tensors = [array for array in call.outputs if array is not None]
-        if not call.path and call.index == 0 and len(tensors) == len(self._graph_outputs):
+        if not call.path and call.number == 0 and len(tensors) == len(self._graph_outputs):
             for array, name in zip(tensors, self._graph_outputs, strict=True):
                 yield Pair(array, (name,))
             return
         record = self._file.modules.records.get(call.path)
-        has_call = record is not None and call.index < len(record.results)
-        names = record.results[call.index] if record is not None and has_call else ()
+        has_call = record is not None and call.number < len(record.results)
+        names = record.results[call.number] if record is not None and has_call else ()
         if len(names) != len(call.outputs):
             names = (None,) * len(call.outputs)
         for output, name in zip(call.outputs, names, strict=True):
@@ -86,7 +86,7 @@ class Pairing:
     def _candidates(self, call: PyTorchCall) -> Iterator[str]:
         """Find the values that leave a module that ran once, except its recorded results."""
         record = self._file.modules.records.get(call.path)
-        if call.index or (record is not None and record.calls > 1):
+        if call.number or (record is not None and record.calls > 1):
             return
         if self._leaving is None:  # walks the whole graph, which few files need
             self._leaving = boundary_values(self._file)[2].outputs

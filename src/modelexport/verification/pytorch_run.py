@@ -23,7 +23,7 @@ class PyTorchCall(NamedTuple):
     """One call of a module, with copies of its values."""
 
     path: str
-    index: int
+    number: int
     """The number of the call among those of this module."""
     inputs: tuple[Array, ...]
     outputs: tuple[Array | None, ...]

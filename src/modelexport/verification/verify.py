@@ -252,7 +252,7 @@ class _Verifier(NamedTuple):
         measured = [parity for parity in compared if parity.max_abs is not None]
         return msgspec.structs.replace(
             self._blank(call.path, outcome, note),
-            call=call.index if record is not None and record.calls > 1 else None,
+            call=call.number if record is not None and record.calls > 1 else None,
             blame=None if verdict is None else verdict.blame,
             max_abs=max((p.max_abs for p in measured if p.max_abs is not None), default=None),
             max_rel=max((p.max_rel for p in measured if p.max_rel is not None), default=None),
@@ -296,11 +296,11 @@ class _Verifier(NamedTuple):
     ) -> tuple[Outcome, str | None]:
         """Decide the outcome of a call, and what to say about it."""
         if paired.absorbed:
-            return Outcome.ABSORBED, self.gaps.explain(paired.call.path, paired.call.index)
+            return Outcome.ABSORBED, self.gaps.explain(paired.call.path, paired.call.number)
         if not paired.pairs:
             return Outcome.NOTHING, "it returns no tensor"
         if not compared:
-            return Outcome.UNKNOWN, self.gaps.explain(paired.call.path, paired.call.index)
+            return Outcome.UNKNOWN, self.gaps.explain(paired.call.path, paired.call.number)
         for parity in compared:
             if parity.max_abs is None:
                 same_shape = parity.expected.partition("[")[2] == parity.found.partition("[")[2]
