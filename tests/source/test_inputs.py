@@ -1,4 +1,4 @@
-"""Example inputs: the rungs of the ladder, shapes, and what is said when none fits."""
+"""Example inputs: their origins, their shapes, and the errors when there are none."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ class Two(nn.Module):
         self.words = nn.Embedding(10, 4)
 
     def forward(self, tokens: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-        made = self.words(tokens) * scale
-        return made if bias is None else made + bias
+        scaled = self.words(tokens) * scale
+        return scaled if bias is None else scaled + bias
 
 
 class One(nn.Module):
@@ -134,7 +134,10 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_specs_say_everything(tmp_path: Path) -> None:
-    text = '{"tokens": {"shape": [2, 3], "dtype": "int64", "range": [5, 7]}, "scale": {"shape": [1], "range": [2, 3]}}'
+    text = (
+        '{"tokens": {"shape": [2, 3], "dtype": "int64", "range": [5, 7]}, '
+        '"scale": {"shape": [1], "range": [2, 3]}}'
+    )
     specs = write(tmp_path / "specs.json", text)
     first, second = (
         make_example_inputs(LoadedModel(Two(), "two"), InputRequest(specs=specs), seed=1).inputs
@@ -175,11 +178,13 @@ def test_arrays_are_used_as_they_are(tmp_path: Path) -> None:
         ('{"tokens": {"shape": [1], "rnage": [0, 1]}}', "does not describe inputs"),
         ('{"tokens": {"shape": [1], "range": [3, 1]}, "scale": {"shape": [1]}}', "the empty range"),
         (
-            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 0.5]}, "scale": {"shape": [1]}}',
+            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 0.5]}, '
+            '"scale": {"shape": [1]}}',
             "has the range",
         ),
         (
-            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 1e30]}, "scale": {"shape": [1]}}',
+            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 1e30]}, '
+            '"scale": {"shape": [1]}}',
             "has the range",
         ),
         (
@@ -195,7 +200,8 @@ def test_arrays_are_used_as_they_are(tmp_path: Path) -> None:
             "cannot make an input of shape",
         ),
         (
-            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 9223372036854775808]}, "scale": {"shape": [1]}}',
+            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 9223372036854775808]}, '
+            '"scale": {"shape": [1]}}',
             "cannot make an input of shape",
         ),
         ('["tokens"]', "does not describe inputs"),
