@@ -1,1 +1,1 @@
-"""Exports every transformers architecture that can be built small, and writes docs/compatibility.md."""
+"""Export every transformers architecture that can be built small; write docs/compatibility.md."""

@@ -1,4 +1,4 @@
-"""`python -m sweep [MODEL_TYPE ...]`: every architecture, both strategies, each in a process of its own."""
+"""`python -m sweep [MODEL_TYPE ...]`: export every architecture with both strategies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from sweep.examples import CannotBuildError, build, model_types
-from sweep.isolated import LimitError, isolated
+from sweep.isolated import LimitError, run_isolated
 from sweep.judge import EXPORTERS, Outcome, judge, warm_up
 from sweep.page import write_page
 
@@ -24,7 +24,10 @@ _ROOT = Path(__file__).parents[1]
 
 
 def sweep_one(model_type: str, seconds: float) -> list[Outcome]:
-    """Both strategies on one architecture; the model is built once, in a process that forks one for each."""
+    """Export one architecture with both strategies.
+
+    The model is built once, in a process that forks another for each strategy.
+    """
 
     def both() -> list[Outcome]:
         try:
@@ -34,35 +37,39 @@ def sweep_one(model_type: str, seconds: float) -> list[Outcome]:
                 Outcome(model_type, strategy, "not-built", str(error)) for strategy in EXPORTERS
             ]
         return [
-            _timed(
+            _judge_in_time(
                 model_type, strategy, partial(judge, model_type, strategy, model, inputs), seconds
             )
             for strategy in EXPORTERS
         ]
 
     try:
-        return msgspec.convert(isolated(both, 3 * seconds), list[Outcome])
+        return msgspec.convert(run_isolated(both, 3 * seconds), list[Outcome])
     except LimitError as error:
         return [Outcome(model_type, strategy, "not-built", str(error)) for strategy in EXPORTERS]
 
 
-def _timed(model_type: str, strategy: str, job: partial[Outcome], seconds: float) -> Outcome:
+def _judge_in_time(
+    model_type: str, strategy: str, job: partial[Outcome], seconds: float
+) -> Outcome:
+    """Run a job in its own process, and measure how long it takes."""
     start = time.monotonic()
     try:
-        outcome = msgspec.convert(isolated(job, seconds), Outcome)
+        outcome = msgspec.convert(run_isolated(job, seconds), Outcome)
     except LimitError as error:
         outcome = Outcome(model_type, strategy, "no-answer", str(error))
-    outcome.seconds = round(time.monotonic() - start, 1)
-    return outcome
+    return msgspec.structs.replace(outcome, seconds=round(time.monotonic() - start, 1))
 
 
 def sweep(names: list[str], jobs: int, seconds: float) -> Iterator[Outcome]:
+    """Export architectures, several at a time, and give their outcomes in order."""
     with ThreadPoolExecutor(jobs) as pool:
         for outcomes in pool.map(lambda name: sweep_one(name, seconds), names):
             yield from outcomes
 
 
 def main() -> None:
+    """Sweep the architectures that the command line names, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m sweep", description=__doc__)
     parser.add_argument(
         "model_types", nargs="*", help="model types of transformers; all of them if none is named"
@@ -75,7 +82,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=_ROOT / "docs" / "compatibility.md")
     options = parser.parse_args()
     known: dict[tuple[str, str], Outcome] = {}
-    if options.model_types and options.results.exists():  # some again: the rest is as it was
+    if options.model_types and options.results.exists():  # only these again: keep the others
         known = {(o.model_type, o.strategy): o for o in _read(options.results)}
     names = options.model_types or model_types()
     warm_up()
@@ -86,8 +93,9 @@ def main() -> None:
             partial_results.write(msgspec.json.encode(outcome) + b"\n")
             partial_results.flush()
             print(
-                f"{number:5} of {2 * len(names)}  {outcome.seconds:6.1f} s  {outcome.model_type:28.28} "
-                f"{outcome.strategy:4} {outcome.status:12} {outcome.reason[:60]!r}",
+                f"{number:5} of {2 * len(names)}  {outcome.seconds:6.1f} s  "
+                f"{outcome.model_type:28.28} {outcome.strategy:4} {outcome.status:12} "
+                f"{outcome.reason[:60]!r}",
                 flush=True,
             )
     options.results.write_bytes(
@@ -97,6 +105,7 @@ def main() -> None:
 
 
 def _read(path: Path) -> list[Outcome]:
+    """Read the outcomes of an earlier sweep."""
     return [msgspec.json.decode(line, type=Outcome) for line in path.read_bytes().splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""Builds a small model with inputs that it runs on, for any model type of the installed transformers."""
+"""Build a small model of any model type of transformers, with inputs that it runs on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from modelexport.capture.inputs import in_signature_order, parse_inputs
 from modelexport.errors import first_line
-from modelexport.source.guess import guesses
+from modelexport.source.guess import guess_inputs
 from modelexport.source.huggingface import use_exportable_experts
 from modelexport.source.input_specs import make_tensor
-from sweep.shrink import shrunk
+from sweep.shrink import shrink_config
 
 _MOST_PARAMETERS = 60_000_000
 
@@ -25,38 +25,39 @@ class CannotBuildError(Exception):
 
 
 def model_types() -> list[str]:
-    """Every model type that the installed transformers has a base model for."""
+    """List the model types that the installed transformers has a base model for."""
     return sorted(MODEL_MAPPING_NAMES)
 
 
 def build(model_type: str) -> tuple[nn.Module, dict[str, Any]]:
-    """The first small model of this type that runs in PyTorch, with the inputs it runs on."""
+    """Build the smallest model of this type that runs in PyTorch, and the inputs it runs on."""
     try:
         config = transformers.CONFIG_MAPPING[model_type]()
     except Exception as error:
-        raise CannotBuildError(f"no default configuration: {_line(error)}") from error
+        raise CannotBuildError(f"no default configuration: {_describe(error)}") from error
     reasons: list[str] = []
-    for smaller in shrunk(config):
+    for smaller in shrink_config(config):
         try:
-            model = _model(smaller)
+            model = _build(smaller)
         except Exception as error:
-            reasons.append(_line(error))
+            reasons.append(_describe(error))
             continue
-        for specs in guesses(model):
+        for specs in guess_inputs(model):
             generator = torch.Generator().manual_seed(0)
             inputs = {name: make_tensor(spec, generator) for name, spec in specs.items()}
             try:
                 with torch.no_grad(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     model(**inputs)
-            except Exception as error:
-                reasons.append(_line(error))
+            except Exception as error:  # whatever it raises, the next guess may do
+                reasons.append(_describe(error))
             else:
                 return model, in_signature_order(model, parse_inputs(inputs)).kwargs
     raise CannotBuildError(reasons[0] if reasons else "no smaller configuration")
 
 
-def _model(config: Any) -> nn.Module:
+def _build(config: Any) -> nn.Module:
+    """Build a model with random weights, if it is small enough."""
     with torch.device("meta"):
         size = sum(
             parameter.numel()
@@ -68,5 +69,6 @@ def _model(config: Any) -> nn.Module:
     return use_exportable_experts(transformers.AutoModel.from_config(config).eval())
 
 
-def _line(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
+    """Describe an error in one line."""
     return f"{type(error).__name__}: {first_line(error)}"[:160]

@@ -1,4 +1,4 @@
-"""Runs a function in a process of its own, with limits of time and memory."""
+"""Run a function in its own process, with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ _FORKING = threading.RLock()
 
 
 class LimitError(Exception):
-    """The process did not come back with an answer."""
+    """The process ended without a result."""
 
 
-def isolated(function: Callable[[], Any], seconds: float) -> Any:
-    """The function's answer (plain JSON values), from a forked process that is killed when its time is up."""
-    with _FORKING:  # or another thread's child would hold this pipe open
+def run_isolated(function: Callable[[], Any], seconds: float) -> Any:
+    """Run a function in a forked process, and return its result as plain JSON values.
+
+    The process is killed when its time is up; a LimitError is raised if there is no result.
+    """
+    with _FORKING:  # or the child of another thread would inherit this pipe and keep it open
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            signal.alarm(int(seconds) + 5)  # its own children outlive it by no more than that
+            signal.alarm(int(seconds) + 5)  # also ends processes that it forks itself
             os.setsid()
             _run(function, writer)
         os.close(writer)
@@ -47,7 +50,7 @@ def isolated(function: Callable[[], Any], seconds: float) -> Any:
 
 
 def _run(function: Callable[[], Any], writer: int) -> None:
-    """Never returns. What torch prints goes nowhere."""
+    """Child process: write the result to the pipe and exit; drop what torch prints."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
@@ -61,6 +64,7 @@ def _run(function: Callable[[], Any], writer: int) -> None:
 
 
 def _read_all(reader: int, seconds: float) -> bytes | None:
+    """Read a pipe to its end; None if that takes too long."""
     deadline = time.monotonic() + seconds
     content = b""
     while True:

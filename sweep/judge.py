@@ -1,11 +1,11 @@
-"""Exports one small model with one strategy and judges what came out, the value test included."""
+"""Export one small model with one strategy, and judge the result, also by value."""
 
 from __future__ import annotations
 
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,9 +23,12 @@ from zoo import distinct
 EXPORTERS = {"fx": "dynamo", "htp": "torchscript"}
 
 
-class Outcome(msgspec.Struct):
-    """`status`: exported; torch-cannot (no export by plain torch either); torch-wrong (torch's own file
-    is refused by ONNX Runtime or computes something else); we-fail; not-built."""
+class Outcome(msgspec.Struct, frozen=True):
+    """What an export came to.
+
+    `status` is exported; torch-cannot (plain torch cannot export it either); torch-wrong (ONNX
+    Runtime rejects torch's own file, or it computes something else); we-fail; no-answer; not-built.
+    """
 
     model_type: str
     strategy: str
@@ -39,106 +42,153 @@ class Outcome(msgspec.Struct):
     seconds: float = 0.0
 
 
+class _Case(NamedTuple):
+    """A model to export, and the folder to export it to."""
+
+    strategy: str
+    model: nn.Module
+    inputs: dict[str, Any]
+    folder: Path
+
+    @property
+    def target(self) -> Path:
+        """The exported file."""
+        return self.folder / "model.onnx"
+
+
+class _FailureError(Exception):
+    """The export is not right."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
 def judge(model_type: str, strategy: str, model: nn.Module, inputs: dict[str, Any]) -> Outcome:
+    """Export a model in a temporary folder and judge the result."""
     outcome = Outcome(model_type, strategy, "exported")
     distinct(model)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _judge(outcome, model, inputs, Path(folder))
-    return outcome
+        return _judge(outcome, _Case(strategy, model, inputs, Path(folder)))
 
 
-def _judge(outcome: Outcome, model: nn.Module, inputs: dict[str, Any], folder: Path) -> None:
-    target = folder / "model.onnx"
+def _judge(outcome: Outcome, case: _Case) -> Outcome:
+    """Check the map, then the file, then the values."""
     try:
-        with recorded_scopes(model) as recorded:
-            report = modelexport.export_model(model, inputs, target, outcome.strategy)
-    except modelexport.ModelExportError as error:
-        able = _plain_can(model, inputs, folder, EXPORTERS[outcome.strategy])
-        outcome.status, outcome.reason = ("we-fail" if able else "torch-cannot"), _cause(error)
-        return
-    outcome.nodes, outcome.modules = report.nodes, report.hierarchy.statistics.modules
-    outcome.covering = sum(
-        record.covers is not msgspec.UNSET for record in report.hierarchy.nodes.values()
-    )
-    exported = modelexport.load(target)
-    try:
-        returned = proof.pytorch_values(model, inputs)
-        idle = {path for path in returned if exported.modules[path].status == "unused"}
-        idle -= (
-            _ran_while_exporting(model, inputs, folder, EXPORTERS[outcome.strategy])
-            if idle
-            else set()
+        report, recorded = _export(case)
+        outcome = msgspec.structs.replace(
+            outcome,
+            nodes=report.nodes,
+            modules=report.hierarchy.statistics.modules,
+            covering=sum(
+                record.covers is not msgspec.UNSET for record in report.hierarchy.nodes.values()
+            ),
         )
-        returned = {path: calls for path, calls in returned.items() if path not in idle}
+        exported = modelexport.load(case.target)
+        returned = _check_map(case, exported, recorded)
+        _check_file(case, report)
+        verdict = _check_values(case, exported, returned)
+    except _FailureError as failure:
+        return msgspec.structs.replace(outcome, status=failure.status, reason=failure.reason)
+    outcome = msgspec.structs.replace(outcome, values=verdict.checked)
+    if not verdict.failures:
+        return outcome
+    wrong = _difference(case, returned[""][0].given)
+    return msgspec.structs.replace(
+        outcome,
+        status="torch-wrong" if wrong else "we-fail",
+        reason=wrong or "; ".join(verdict.failures),
+    )
+
+
+def _export(case: _Case) -> tuple[modelexport.ExportReport, Any]:
+    """Export the model, and record the scopes that torch itself records meanwhile."""
+    try:
+        with recorded_scopes(case.model) as recorded:
+            report = modelexport.export_model(case.model, case.inputs, case.target, case.strategy)
+    except modelexport.ModelExportError as error:
+        cause = " ".join(line.strip() for line in error.details) or error.message
+        status = "we-fail" if _plain_export_works(case) else "torch-cannot"
+        raise _FailureError(status, cause) from error
+    return report, recorded
+
+
+def _check_map(case: _Case, exported: Any, recorded: Any) -> dict[str, Any]:
+    """Check the modules and tags; return what each module returned in PyTorch."""
+    try:
+        returned = proof.pytorch_values(case.model, case.inputs)
+        unused = {path for path in returned if exported.modules[path].status == "unused"}
+        if unused:  # some models take another path when they are traced
+            unused -= _modules_run_by_plain_export(case)
+        returned = {path: calls for path, calls in returned.items() if path not in unused}
         proof.check_map(exported, returned)
-        wrong = differences(exported, model, recorded)
+        wrong = differences(exported, case.model, recorded)
         assert not wrong, (
             f"{len(wrong)} nodes are not in the module that torch recorded: {wrong[0]}"
         )
     except AssertionError as error:
-        outcome.status, outcome.reason = "we-fail", str(error)
-        return
-    asked = [info.name for info in report.hierarchy.export.inputs if info.name not in inputs]
-    if asked:
-        outcome.status, outcome.reason = (
-            "torch-wrong",
-            f"the file asks for {', '.join(asked)}, which was not given",
-        )
-        return
-    findings = modelexport.validate(target, check_consistency=True).findings
-    ours = [found.message for found in findings if found.code != "onnx-invalid"]
+        raise _FailureError("we-fail", str(error)) from error
+    return returned
+
+
+def _check_file(case: _Case, report: modelexport.ExportReport) -> None:
+    """Check the inputs of the file and validate it."""
+    infos = report.hierarchy.export.inputs
+    unknown = [info.name for info in infos if info.name not in case.inputs]
+    if unknown:
+        reason = f"the file asks for {', '.join(unknown)}, which was not given"
+        raise _FailureError("torch-wrong", reason)
+    findings = modelexport.validate(case.target, check_consistency=True).findings
+    ours = [finding.message for finding in findings if finding.code != "onnx-invalid"]
+    if ours:
+        raise _FailureError("we-fail", ours[0])
     if findings:
-        outcome.status, outcome.reason = (
-            ("we-fail", ours[0]) if ours else ("torch-wrong", findings[0].message)
-        )
-        return
+        raise _FailureError("torch-wrong", findings[0].message)
+
+
+def _check_values(case: _Case, exported: Any, returned: dict[str, Any]) -> Any:
+    """Run the file, and look for every tensor that every module returned."""
     try:
-        proof.check_valid(target)
-        values = proof.onnx_values(target, inputs)
-    except Exception as error:  # the bytes are torch's: see the tests for that promise
-        outcome.status, outcome.reason = "torch-wrong", _line(error)
-        return
-    verdict = proof.value_test(exported, returned, values, reshaped=True)
-    outcome.values = verdict.checked
-    if verdict.failures:
-        wrong = _differs(target, inputs, returned[""][0].given)
-        outcome.status = "torch-wrong" if wrong else "we-fail"
-        outcome.reason = wrong or "; ".join(verdict.failures)
+        proof.check_valid(case.target)
+        values = proof.onnx_values(case.target, case.inputs)
+    except Exception as error:  # the bytes are torch's: other tests check that
+        reason = f"{type(error).__name__}: {first_line(error)}"[:300]
+        raise _FailureError("torch-wrong", reason) from error
+    return proof.value_test(exported, returned, values, reshaped=True)
 
 
-def _ran_while_exporting(
-    model: nn.Module, inputs: dict[str, Any], folder: Path, exporter: str
-) -> set[str]:
-    """The modules that run in a plain export: some models take another way when they are traced."""
+def _modules_run_by_plain_export(case: _Case) -> set[str]:
+    """Find the modules that run in a plain export."""
     ran: set[str] = set()
     hooks = [
-        m.register_forward_pre_hook(lambda *_, path=path: ran.add(path))
-        for path, m in model.named_modules()
+        module.register_forward_pre_hook(lambda *_, path=path: ran.add(path))
+        for path, module in case.model.named_modules()
     ]
-    _plain_can(model, inputs, folder, exporter)
+    _plain_export_works(case)
     for hook in hooks:
         hook.remove()
     return ran
 
 
-def _plain_can(model: nn.Module, inputs: dict[str, Any], folder: Path, exporter: str) -> bool:
-    """Whether torch alone can, given its best chance: without a cache in the outputs, and without gradients."""
-    plain = folder / "plain"
+def _plain_export_works(case: _Case) -> bool:
+    """Return whether torch alone can export the model, given its best chance: without a cache."""
+    plain = case.folder / "plain"
     plain.mkdir()
-    for part in configurations(getattr(model, "config", None)):
+    for part in configurations(getattr(case.model, "config", None)):
         part.use_cache = False
     try:
-        proof.plain_export(model, inputs, plain / "model.onnx", exporter)
+        proof.plain_export(case.model, case.inputs, plain / "model.onnx", EXPORTERS[case.strategy])
     except Exception:
         return False
     return True
 
 
-def _differs(path: Path, inputs: dict[str, Any], given: list[np.ndarray]) -> str:
-    """What tells the file's results from PyTorch's, if anything does: then the fault is not the map's."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    feeds = {value.name: inputs[value.name].numpy() for value in session.get_inputs()}
+def _difference(case: _Case, given: list[np.ndarray]) -> str:
+    """Describe how the file differs from PyTorch; if it does, the map is not at fault."""
+    session = onnxruntime.InferenceSession(str(case.target), providers=["CPUExecutionProvider"])
+    feeds = {value.name: case.inputs[value.name].numpy() for value in session.get_inputs()}
     results = [value for value in session.run(None, feeds) if value.dtype.kind == "f"]
     if any(not np.isfinite(value).all() for value in given):
         return "PyTorch's own results are not finite"
@@ -150,22 +200,9 @@ def _differs(path: Path, inputs: dict[str, Any], given: list[np.ndarray]) -> str
     return ""
 
 
-def _cause(error: modelexport.ModelExportError) -> str:
-    """Why torch failed, in one line."""
-    return " ".join(line.strip() for line in error.details) or error.message
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(error)}"[:300]
-
-
 def warm_up() -> None:
-    """Load what every export loads, before the processes are forked."""
+    """Load what every export loads, before processes are forked."""
     torch.set_num_threads(1)
     for strategy in EXPORTERS:
-        judge(
-            "warm-up",
-            strategy,
-            nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
-            {"input": torch.ones(1, 4)},
-        )
+        model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        judge("warm-up", strategy, model, {"input": torch.ones(1, 4)})

@@ -1,4 +1,4 @@
-"""Writes docs/compatibility.md from what a sweep found."""
+"""Write docs/compatibility.md from the outcomes of a sweep."""
 
 from __future__ import annotations
 
@@ -13,28 +13,35 @@ from sweep.judge import EXPORTERS, Outcome
 _MEANING = {
     "exported": "exported, every node tagged, every module passes the value test",
     "torch-cannot": "plain `torch.onnx.export` fails on the same model and inputs",
-    "torch-wrong": "exported and tagged, but torch's own file is refused by ONNX Runtime or computes something else",
+    "torch-wrong": "exported and tagged, but torch's own file is refused by ONNX Runtime or "
+    "computes something else",
     "we-fail": "**we fail**: torch can, we cannot, or a module fails the value test",
     "no-answer": "no answer within the limits of time and memory",
-    "not-built": "no small model could be built from the configuration, or it does not run in PyTorch",
+    "not-built": "no small model could be built from the configuration, or it does not run in "
+    "PyTorch",
 }
 
 _TORCH = (
-    "torch 2.13 to 2.15 is supported: the project is developed on 2.13.0, and a part of the proof (LSTM, BERT,",
-    "conditionals, traced modules) passes on 2.14.1 and 2.15.0. torch 2.12.1 writes an invalid file for an LSTM",
-    "with dynamo, and 2.9.1 fails 13 of these 30 tests. `make compat TORCH=2.15.0` runs the whole proof.",
+    "torch 2.13 to 2.15 is supported: the project is developed on 2.13.0, and a part of the proof "
+    "(LSTM, BERT,",
+    "conditionals, traced modules) passes on 2.14.1 and 2.15.0. torch 2.12.1 writes an invalid "
+    "file for an LSTM",
+    "with dynamo, and 2.9.1 fails 13 of these 30 tests. `make compat TORCH=2.15.0` runs the "
+    "whole proof.",
 )
-"""What was measured with `make compat`, which a sweep does not repeat."""
+"""Results of `make compat`, which a sweep does not repeat."""
 
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
 
 def write_page(path: Path, outcomes: list[Outcome]) -> None:
+    """Write the page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(_page(outcomes)) + "\n", encoding="utf-8")
 
 
 def _page(outcomes: list[Outcome]) -> Iterator[str]:
+    """Format the page, line by line."""
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "torch", "onnx")
     )
@@ -43,17 +50,23 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
         by_type.setdefault(outcome.model_type, {})[outcome.strategy] = outcome
     yield "# Compatibility"
     yield ""
-    yield "Every model type of transformers with a base model, made small by generic rules and exported with both"
+    yield (
+        "Every model type of transformers with a base model, made small by generic rules and "
+        "exported with both"
+    )
     yield f"strategies. Written by `make sweep` ({versions}); not edited by hand."
     yield ""
     yield from _TORCH
     yield ""
     yield from _table(("", *EXPORTERS, "either"), _totals(by_type))
-    built = {name: found for name, found in by_type.items() if not _all(found, "not-built")}
+    built = {name: found for name, found in by_type.items() if _best(found) != "not-built"}
     yield ""
     yield "## Architectures"
     yield ""
-    yield "Numbers are nodes. The value test looked for every tensor that every module returned; one whose last reshape"
+    yield (
+        "Numbers are nodes. The value test looked for every tensor that every module returned; "
+        "one whose last reshape"
+    )
     yield "was merged with the next module's counts as found."
     yield ""
     yield from _table(
@@ -73,11 +86,8 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
     )
 
 
-def _all(found: dict[str, Outcome], status: str) -> bool:
-    return all(outcome.status == status for outcome in found.values())
-
-
 def _totals(by_type: dict[str, dict[str, Outcome]]) -> Iterator[tuple[str, ...]]:
+    """Count the outcomes by exporter, and by the better of the two."""
     counts = {
         name: Counter(found[name].status for found in by_type.values() if name in found)
         for name in EXPORTERS
@@ -97,13 +107,14 @@ def _totals(by_type: dict[str, dict[str, Outcome]]) -> Iterator[tuple[str, ...]]
 
 
 def _best(found: dict[str, Outcome]) -> str:
-    """The outcome for an architecture by whichever exporter does it best; a failure of ours is never hidden."""
+    """Return the better outcome of the two exporters, but never hide a failure of ours."""
     statuses = [outcome.status for outcome in found.values()]
     order = ["we-fail", *(status for status in _MEANING if status != "we-fail")]
     return min(statuses, key=order.index)
 
 
 def _cells(found: dict[str, Outcome]) -> Iterator[str]:
+    """Format the outcome of each exporter."""
     for name in EXPORTERS:
         outcome = found[name]
         yield (
@@ -114,6 +125,7 @@ def _cells(found: dict[str, Outcome]) -> Iterator[str]:
 
 
 def _table(titles: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Format a table in Markdown."""
     titles = list(titles)
     yield f"| {' | '.join(titles)} |"
     yield "|---" * len(titles) + "|"
@@ -122,7 +134,7 @@ def _table(titles: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[s
 
 
 def _text(reason: str) -> str:
-    """One line, without what would break a table or name a folder of this machine."""
+    """Shorten a reason to one line, without folder names and what would break a table."""
     words = (
         _FOLDERS.sub("…/", " ".join(reason.split()))
         .replace("|", "\\|")

@@ -1,8 +1,8 @@
-"""Makes any transformers configuration small, by what its fields are called and how large they are.
+"""Make any transformers configuration small, by the names and values of its fields.
 
-Nothing here knows an architecture. Widths are all divided by one number, so that what divided
-before divides after; counts of layers, words and positions are capped. Where the result does
-not build or does not run, the next recipe is milder.
+Nothing here knows an architecture. All widths are divided by the same number, so that they still
+divide each other; counts of layers, tokens and positions are capped. If the result does not build
+or run, the next recipe shrinks less.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _EVEN = 16
 
 
 class Recipe(NamedTuple):
-    """How far to shrink: what widths are divided by, the most layers and heads to keep, and whether images shrink too.
+    """How far to shrink: the divisor of widths, the most layers and heads, and whether images too.
 
-    With fewer heads, widths are rounded to what most numbers of heads divide; a head's own width stays.
+    With fewer heads, widths are rounded to a multiple that most numbers of heads divide, and the
+    width of a head stays.
     """
 
     divisor: int
@@ -59,8 +60,8 @@ RECIPES = (
 )
 
 
-def shrunk(config: Any) -> Iterator[Any]:
-    """Smaller and smaller changes to a configuration; those that cannot be made are left out."""
+def shrink_config(config: Any) -> Iterator[Any]:
+    """Shrink a configuration by each recipe, from the strongest; skip those that fail."""
     for recipe in RECIPES:
         try:
             yield type(config).from_dict(_shrink_fields(config.to_dict(), recipe))
@@ -69,16 +70,18 @@ def shrunk(config: Any) -> Iterator[Any]:
 
 
 def _shrink_fields(fields: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """Shrink every field of a configuration."""
     counts = {value for name, value in fields.items() if _LAYERS.search(name) and _is_count(value)}
     small = {name: _shrink(name, value, fields, recipe, counts) for name, value in fields.items()}
     words = next(
         (value for name, value in small.items() if _VOCABULARY.search(name) and _is_count(value)),
         None,
     )
-    return small if words is None else _within(small, words)
+    return small if words is None else _move_token_ids(small, words)
 
 
 def _shrink(name: str, value: Any, fields: dict[str, Any], recipe: Recipe, counts: set[int]) -> Any:
+    """Shrink one field by its name; `counts` are the numbers of layers before."""
     if isinstance(value, dict):
         return (
             _shrink_fields(value, recipe) if all(isinstance(key, str) for key in value) else value
@@ -105,12 +108,13 @@ def _shrink(name: str, value: Any, fields: dict[str, Any], recipe: Recipe, count
         return min(value, 4)
     if _CHOSEN.search(name):
         return min(value, 2)
-    return _narrower(value, recipe)
+    return _shrink_width(value, recipe)
 
 
 def _shrink_list(
     name: str, value: list[Any], fields: dict[str, Any], recipe: Recipe, counts: set[int]
 ) -> list[Any]:
+    """Shrink a field that is a list; one with an entry for each layer gets shorter."""
     if recipe.layers is not None and len(value) > recipe.layers and len(value) in counts:
         value = _one_of_each(value)[: recipe.layers]
     if _IMAGE.search(name) and all(map(_is_count, value)):
@@ -119,25 +123,28 @@ def _shrink_list(
         return value if recipe.layers is None else [min(item, 1) for item in value]
     if _KEPT.search(name) or _TOKEN.search(name):
         return value
-    return [
-        _shrink_fields(item, recipe)
-        if isinstance(item, dict)
-        else max(
-            _narrower(item, recipe), min(item, 8)
-        )  # a stage of two channels has norms that tell nothing
-        if _is_count(item)
-        else item
-        for item in value
-    ]
+    return [_shrink_item(item, recipe) for item in value]
+
+
+def _shrink_item(item: Any, recipe: Recipe) -> Any:
+    """Shrink an entry of a list."""
+    if isinstance(item, dict):
+        return _shrink_fields(item, recipe)
+    if not _is_count(item):
+        return item
+    # A norm over fewer than eight channels makes values that many tensors share.
+    return max(_shrink_width(item, recipe), min(item, 8))
 
 
 def _one_of_each(values: list[Any]) -> list[Any]:
-    """The values with every kind of them in front, so that a short list still has two kinds."""
-    first = [place for place, value in enumerate(values) if value not in values[:place]]
-    return [values[place] for place in (*first, *(p for p in range(len(values)) if p not in first))]
+    """Put one of each value in front, so that a shortened list still has different ones."""
+    first = [index for index, value in enumerate(values) if value not in values[:index]]
+    others = [index for index in range(len(values)) if index not in first]
+    return [values[index] for index in (*first, *others)]
 
 
 def _image_size(value: int, fields: dict[str, Any]) -> int:
+    """Shrink the side of an image to at least two patches."""
     patch = fields.get("patch_size")
     patch = patch[0] if isinstance(patch, list) and patch else patch
     smallest = 2 * patch if _is_count(patch) else 64
@@ -145,20 +152,22 @@ def _image_size(value: int, fields: dict[str, Any]) -> int:
 
 
 def _head(name: str, value: int, recipe: Recipe) -> int:
+    """Shrink the number of heads or the width of a head."""
     if recipe.heads is not None:
         return min(value, recipe.heads) if _HEADS.search(name) else value
-    return value if _HEADS.search(name) else _narrower(value, recipe)
+    return value if _HEADS.search(name) else _shrink_width(value, recipe)
 
 
-def _narrower(value: int, recipe: Recipe) -> int:
+def _shrink_width(value: int, recipe: Recipe) -> int:
+    """Shrink a width; small ones stay."""
     if value < _WIDE:
         return value
     narrow = max(2, value // recipe.divisor)
     return narrow if recipe.heads is None else -(-narrow // _EVEN) * _EVEN
 
 
-def _within(fields: dict[str, Any], words: int) -> dict[str, Any]:
-    """Token ids that lie outside the smaller vocabulary, moved to its end, each to a place of its own."""
+def _move_token_ids(fields: dict[str, Any], words: int) -> dict[str, Any]:
+    """Move token ids outside the smaller vocabulary to its end, each to another id."""
     free = words - 1
     moved = dict(fields)
     for name, value in fields.items():
@@ -169,4 +178,5 @@ def _within(fields: dict[str, Any], words: int) -> dict[str, Any]:
 
 
 def _is_count(value: object) -> bool:
+    """Return whether a value is a positive integer."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

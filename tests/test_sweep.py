@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import transformers
 from sweep.examples import CannotBuildError, build, model_types
-from sweep.isolated import LimitError, isolated
+from sweep.isolated import LimitError, run_isolated
 from sweep.judge import Outcome, judge
 from sweep.page import write_page
-from sweep.shrink import shrunk
+from sweep.shrink import shrink_config
 
 pytestmark = pytest.mark.sanity
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.sanity
     "name", ["BertConfig", "LlamaConfig", "ViTConfig", "MixtralConfig", "WhisperConfig"]
 )
 def test_a_configuration_gets_small_and_stays_consistent(name: str) -> None:
-    config = next(shrunk(getattr(transformers, name)()))
+    config = next(shrink_config(getattr(transformers, name)()))
     assert config.hidden_size <= 256
     assert config.num_hidden_layers <= 2
     assert config.hidden_size % config.num_attention_heads == 0
@@ -30,7 +30,7 @@ def test_a_configuration_gets_small_and_stays_consistent(name: str) -> None:
 
 def test_lists_by_layer_are_cut_with_the_layers() -> None:
     config = transformers.Gemma3TextConfig()
-    small = next(shrunk(config))
+    small = next(shrink_config(config))
     assert len(small.layer_types) == small.num_hidden_layers == 2
     assert set(small.layer_types) == set(config.layer_types)
 
@@ -56,11 +56,11 @@ def test_what_cannot_be_built_says_why() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_process_of_its_own() -> None:
-    assert isolated(lambda: [os.getpid()], 20) != [os.getpid()]
+    assert run_isolated(lambda: [os.getpid()], 20) != [os.getpid()]
     with pytest.raises(LimitError, match="took more than"):
-        isolated(lambda: time.sleep(30), 0.2)
+        run_isolated(lambda: time.sleep(30), 0.2)
     with pytest.raises(LimitError, match="ended with status"):
-        isolated(lambda: os.kill(os.getpid(), 9), 20)
+        run_isolated(lambda: os.kill(os.getpid(), 9), 20)
 
 
 def test_the_page_shows_failures_of_ours_first(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Example inputs: the rungs of the ladder, shapes, and what is said when none fits."""
+"""Example inputs: their origins, their shapes, and the errors when there are none."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_each_kind_gets_inputs_from_its_own_processor(source: tuple[str, LoadedM
     example = make_example_inputs(loaded, InputRequest(), seed=0)
     name, shape = MAIN[kind]
     assert shapes(example)[name] == shape
-    assert example.rung.startswith("the model's ")
-    assert "dummy" not in example.rung
+    assert example.origin.startswith("the model's ")
+    assert "dummy" not in example.origin
     assert ("decoder_input_ids" in example.inputs) == (kind in ("encoder_decoder", "speech"))
     assert ("attention_mask" in example.inputs) == ("text" in kind or kind == "encoder_decoder")
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_without_a_processor_there_are_still_inputs(kind: str, tmp_path: Path) -
     loaded = load_source(str(save(kind, tmp_path, with_processors=False)))
     example = make_example_inputs(loaded, InputRequest(), seed=0)
     assert MAIN[kind][0] in example.inputs
-    assert "dummy_inputs" in example.rung or "guess" in example.rung
+    assert "dummy_inputs" in example.origin or "guess" in example.origin
     with torch.no_grad():
         loaded.model(**example.inputs)
 
@@ -119,8 +119,8 @@ class Two(nn.Module):
         self.words = nn.Embedding(10, 4)
 
     def forward(self, tokens: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-        made = self.words(tokens) * scale
-        return made if bias is None else made + bias
+        scaled = self.words(tokens) * scale
+        return scaled if bias is None else scaled + bias
 
 
 class One(nn.Module):
@@ -134,7 +134,10 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_specs_say_everything(tmp_path: Path) -> None:
-    text = '{"tokens": {"shape": [2, 3], "dtype": "int64", "range": [5, 7]}, "scale": {"shape": [1], "range": [2, 3]}}'
+    text = (
+        '{"tokens": {"shape": [2, 3], "dtype": "int64", "range": [5, 7]}, '
+        '"scale": {"shape": [1], "range": [2, 3]}}'
+    )
     specs = write(tmp_path / "specs.json", text)
     first, second = (
         make_example_inputs(LoadedModel(Two(), "two"), InputRequest(specs=specs), seed=1).inputs
@@ -175,11 +178,13 @@ def test_arrays_are_used_as_they_are(tmp_path: Path) -> None:
         ('{"tokens": {"shape": [1], "rnage": [0, 1]}}', "does not describe inputs"),
         ('{"tokens": {"shape": [1], "range": [3, 1]}, "scale": {"shape": [1]}}', "the empty range"),
         (
-            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 0.5]}, "scale": {"shape": [1]}}',
+            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 0.5]}, '
+            '"scale": {"shape": [1]}}',
             "has the range",
         ),
         (
-            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 1e30]}, "scale": {"shape": [1]}}',
+            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 1e30]}, '
+            '"scale": {"shape": [1]}}',
             "has the range",
         ),
         (
@@ -195,7 +200,8 @@ def test_arrays_are_used_as_they_are(tmp_path: Path) -> None:
             "cannot make an input of shape",
         ),
         (
-            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 9223372036854775808]}, "scale": {"shape": [1]}}',
+            '{"tokens": {"shape": [1], "dtype": "int64", "range": [0, 9223372036854775808]}, '
+            '"scale": {"shape": [1]}}',
             "cannot make an input of shape",
         ),
         ('["tokens"]', "does not describe inputs"),
@@ -254,7 +260,7 @@ def test_objects_in_an_npz_are_not_unpickled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("inputs", [(torch.ones(1, 4),), {"x": torch.ones(1, 4)}, torch.ones(1, 4)])
 def test_what_the_factory_returned_at_another_shape(inputs: Any) -> None:
     source = LoadedModel(One(), "one", inputs)
-    assert make_example_inputs(source, InputRequest(), seed=0).rung == "the factory's own"
+    assert make_example_inputs(source, InputRequest(), seed=0).origin == "the factory's own"
     changed = make_example_inputs(source, InputRequest(shapes={"": (3, 5)}), seed=0).inputs
     tensor = changed["x"] if isinstance(changed, dict) else changed[0]
     assert tensor.shape == (3, 5)

@@ -70,11 +70,13 @@ def test_random_weights_need_no_weights_and_are_the_same_each_time(tmp_path: Pat
 
 def test_code_from_a_folder_runs_only_when_it_is_trusted(tmp_path: Path) -> None:
     (tmp_path / "modeling_own.py").write_text(
-        "from pathlib import Path\nimport torch\nfrom transformers import PreTrainedConfig, PreTrainedModel\n"
+        "from pathlib import Path\nimport torch\n"
+        "from transformers import PreTrainedConfig, PreTrainedModel\n"
         f"Path({str(tmp_path / 'ran')!r}).touch()\n"
         "class OwnConfig(PreTrainedConfig):\n    model_type = 'own'\n"
         "class OwnModel(PreTrainedModel):\n    config_class = OwnConfig\n"
-        "    def __init__(self, config):\n        super().__init__(config)\n        self.fc = torch.nn.Linear(4, 4)\n"
+        "    def __init__(self, config):\n        super().__init__(config)\n"
+        "        self.fc = torch.nn.Linear(4, 4)\n"
         "        self.post_init()\n"
         "    def forward(self, x):\n        return self.fc(x)\n"
     )
@@ -90,10 +92,10 @@ def test_code_from_a_folder_runs_only_when_it_is_trusted(tmp_path: Path) -> None
     assert type(loaded).__name__ == "OwnModel"
 
 
-def test_a_head_without_weights_is_told_of(encoder: Path) -> None:
+def test_a_head_without_weights_gives_a_note(encoder: Path) -> None:
     assert load_source(str(encoder)).notes == ()
-    (told,) = load_source(str(encoder), task="text-classification").notes
-    assert "classifier.weight" in told
+    (note,) = load_source(str(encoder), task="text-classification").notes
+    assert "classifier.weight" in note
 
 
 def test_a_task_has_several_classes(tmp_path: Path) -> None:
@@ -119,7 +121,8 @@ def test_a_factory_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("WIDTH = 3\n")
     (tmp_path / "make.py").write_text(
         "import torch\nfrom beside import WIDTH\n\nclass Own(torch.nn.Module):\n"
-        "    def __init__(self):\n        super().__init__()\n        self.fc = torch.nn.Linear(WIDTH, WIDTH)\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = torch.nn.Linear(WIDTH, WIDTH)\n"
         "    def forward(self, x):\n        return self.fc(x)\n\n"
         "def factory():\n    return Own(), (torch.ones(1, WIDTH),)\n\nready = Own()\n"
     )
@@ -250,7 +253,7 @@ def test_a_program_of_another_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("no-such/model", "no model of that name can be had"),
+        ("no-such/model", "the hub has no model of that name"),
         ("empty", "has no config.json"),
         ("missing.pt2", "there is no file"),
         ("text.pt2", "is no .pt2 archive"),
@@ -282,7 +285,8 @@ def test_what_is_wrong_in_one_line(
         (tmp_path / name).write_text("not this")
     (tmp_path / "broken.py").write_text("1 / 0")
     (tmp_path / "good.py").write_text(
-        "number = 3\ndef text():\n    return 'model'\ndef fails():\n    raise RuntimeError('out of luck')\n"
+        "number = 3\ndef text():\n    return 'model'\n"
+        "def fails():\n    raise RuntimeError('out of luck')\n"
         "def leaves():\n    raise SystemExit(0)\n"
     )
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")

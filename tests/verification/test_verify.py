@@ -1,9 +1,11 @@
-"""verify(): silent on every right file, and on a wrong one it names the layer that is wrong."""
+"""verify() accepts every right file, and names the wrong layer of a wrong one."""
 
 from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import modelexport
 from exports import CASES, EXPORTER, export
 from modelexport.capture.inputs import ModelInputs
 from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, ModelRunError
-from modelexport.verification.pytorch_run import random_input_sets
+from modelexport.verification.inputs import random_input_sets
 from modelexport.verification.records import (
     FAILED,
     Blame,
@@ -25,6 +27,7 @@ from modelexport.verification.records import (
     Verification,
     measure_difference,
 )
+from modelexport.verification.runtime import Session
 from proof import hooks_of
 from zoo import ZOO, distinct
 
@@ -38,25 +41,26 @@ def test_a_right_file_agrees_in_every_module(name: str, strategy: str, tmp_path:
     state = {key: value.clone() for key, value in model.state_dict().items()}
     hooks, training = hooks_of(model), [module.training for module in model.modules()]
     result = modelexport.verify(model, inputs, path)
-    assert result.agrees, [found for found in result.modules if found.outcome in FAILED]
+    assert result.agrees, [parity for parity in result.modules if parity.outcome in FAILED]
     assert result.first is None
     assert not result.causes
     assert result.outcomes.get("agrees", 0) >= 1
     records = modelexport.load(path).modules
-    for found in result.modules:
-        results = records[found.module].results
-        removed = not results or not any(results[found.call or 0])  # modules in subgraphs have none
-        assert found.outcome != Outcome.UNKNOWN or removed, (
-            f"{found.module!r} has a result in the file"
+    for parity in result.modules:
+        results = records[parity.module].results
+        # Modules in subgraphs have no recorded results.
+        removed = not results or not any(results[parity.call or 0])
+        assert parity.outcome != Outcome.UNKNOWN or removed, (
+            f"{parity.module!r} has a result in the file"
         )
-        assert found.outcome != Outcome.ABSORBED or records[found.module].status == "absorbed"
+        assert parity.outcome != Outcome.ABSORBED or records[parity.module].status == "absorbed"
     assert hooks_of(model) == hooks
     assert [module.training for module in model.modules()] == training
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
 def damaged(model: nn.Module, layer: str, by: float = 0.3) -> nn.Module:
-    """The same model with another weight in one layer: to verify, the file is then the one that is wrong."""
+    """Copy a model and change a weight of one layer, so that the file is wrong for the copy."""
     other = copy.deepcopy(model)
     weight = other.get_submodule(layer).get_parameter("weight")
     with torch.no_grad():
@@ -65,7 +69,7 @@ def damaged(model: nn.Module, layer: str, by: float = 0.3) -> nn.Module:
 
 
 def blames(result: Verification) -> dict[str, Blame | None]:
-    return {found.module: found.blame for found in result.modules if found.outcome in FAILED}
+    return {parity.module: parity.blame for parity in result.modules if parity.outcome in FAILED}
 
 
 @pytest.mark.must
@@ -92,12 +96,12 @@ def test_a_damaged_layer_is_named_and_its_successors_inherit(
     assert not result.agrees
     assert result.first == layer
     assert result.causes == (layer,)
-    found = blames(result)
-    assert found.pop(layer) == Blame.HERE
-    for other, blame in found.items():
+    others = blames(result)
+    assert others.pop(layer) == Blame.HERE
+    for other, blame in others.items():
         around = not other or layer.startswith(f"{other}.")
         assert blame == (Blame.INSIDE if around else Blame.INHERITED), other
-    assert Blame.INHERITED in found.values()
+    assert Blame.INHERITED in others.values()
 
 
 def test_a_weight_that_is_damaged_in_the_file(tmp_path: Path) -> None:
@@ -111,13 +115,13 @@ def test_a_weight_that_is_damaged_in_the_file(tmp_path: Path) -> None:
     result = modelexport.verify(model, inputs, path)
     assert result.first == "encoder.layer.1.attention.self.value"
     assert result.causes == (result.first,)
-    worst = next(found for found in result.modules if found.module == result.first)
+    worst = next(parity for parity in result.modules if parity.module == result.first)
     assert worst.max_abs == pytest.approx(1, abs=1e-3)
     assert worst.own_abs == pytest.approx(1, abs=1e-3)
 
 
 class OwnWork(nn.Module):
-    """Work of its own between two children."""
+    """Has an operation of its own between two children."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,12 +150,12 @@ def test_each_call_of_a_reused_module_is_looked_at(strategy: str, tmp_path: Path
     path, model, inputs = export("block_three_times", strategy, tmp_path)
     result = modelexport.verify(damaged(model, "block.fc"), inputs, path)
     calls = {
-        (found.module, found.call): found.blame
-        for found in result.modules
-        if found.module == "block.fc"
+        (parity.module, parity.call): parity.blame
+        for parity in result.modules
+        if parity.module == "block.fc"
     }
     assert calls == {("block.fc", call): Blame.HERE for call in range(3)}
-    blocks = {found.blame for found in result.modules if found.module == "block"}
+    blocks = {parity.blame for parity in result.modules if parity.module == "block"}
     assert blocks == {Blame.INSIDE}
 
 
@@ -181,20 +185,20 @@ def test_files_of_another_precision(strategy: str, tmp_path: Path) -> None:
     layers = dict(model.named_modules())
     assert result.causes
     assert all(isinstance(layers[cause], nn.Linear) for cause in result.causes)
-    assert {found.blame for found in result.modules if found.outcome in FAILED} >= {
+    assert {parity.blame for parity in result.modules if parity.outcome in FAILED} >= {
         Blame.HERE,
         Blame.INHERITED,
     }
     own = [
-        found.own_abs
+        parity.own_abs
         for cause in result.causes
-        for found in result.modules
-        if found.module == cause
+        for parity in result.modules
+        if parity.module == cause
     ]
     assert own == sorted(own, reverse=True, key=lambda value: value or 0)
     half = modelexport.verify(model, inputs, float16(path), atol=1e-2, rtol=1e-2)
     assert half.agrees
-    assert any(found.note == "float16 for float32" for found in half.modules)
+    assert any(parity.note == "float16 for float32" for parity in half.modules)
     assert not modelexport.verify(
         model, inputs, path.with_name("float16.onnx"), atol=1e-5, rtol=1e-5
     ).agrees
@@ -202,7 +206,7 @@ def test_files_of_another_precision(strategy: str, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_file_that_an_optimiser_rewrote(tmp_path: Path) -> None:
-    """What is still there by name is compared, the rest is said not to be found."""
+    """Values that kept their names are compared, the others are reported as not found."""
     import onnxruntime
 
     path, model, inputs = export("bert", "htp", tmp_path)
@@ -219,12 +223,12 @@ def test_narrowed_to_a_module(tmp_path: Path) -> None:
     path, model, inputs = export("bert", "fx", tmp_path)
     for text in ("encoder.layer.1", "/BertModel/BertEncoder/BertLayer.1"):
         result = modelexport.verify(model, inputs, path, module=text)
-        assert {found.module.startswith("encoder.layer.1") for found in result.modules} == {True}
+        assert {parity.module.startswith("encoder.layer.1") for parity in result.modules} == {True}
     with pytest.raises(ArgumentError, match="near it"):
         modelexport.verify(model, inputs, path, module="encoder.layer.9")
 
 
-def test_another_shape_is_told_as_such(tmp_path: Path) -> None:
+def test_another_shape_is_reported(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0))
     x = torch.ones(2, 4)
     modelexport.export_model(model, (x,), tmp_path / "m.onnx", strategy="htp")
@@ -232,9 +236,9 @@ def test_another_shape_is_told_as_such(tmp_path: Path) -> None:
     result = modelexport.verify(model, (x,), tmp_path / "m.onnx")
     assert result.first == "1"
     assert not result.agrees
-    found = next(found for found in result.modules if found.module == "1")
-    assert found.outcome == Outcome.SHAPE
-    assert found.note == "float32[8], not float32[2,4]"
+    parity = next(parity for parity in result.modules if parity.module == "1")
+    assert parity.outcome == Outcome.SHAPE
+    assert parity.note == "float32[8], not float32[2,4]"
 
 
 def test_inputs_that_do_not_fit(tmp_path: Path) -> None:
@@ -268,7 +272,7 @@ def test_a_saved_program_is_compared_as_a_whole(tmp_path: Path) -> None:
     modelexport.export_model(program, None, tmp_path / "m.onnx", strategy="fx")
     result = modelexport.verify(program, None, tmp_path / "m.onnx")
     assert result.agrees
-    assert [found.module for found in result.modules if found.outcome == Outcome.AGREES] == [""]
+    assert [parity.module for parity in result.modules if parity.outcome == Outcome.AGREES] == [""]
 
 
 @pytest.mark.parametrize(
@@ -285,14 +289,14 @@ def test_a_saved_program_is_compared_as_a_whole(tmp_path: Path) -> None:
     ],
 )
 def test_when_two_tensors_agree(first: list[float], second: list[float], within: bool) -> None:
-    found = measure_difference(np.array(first), np.array(second), Tolerance())
-    assert found.within == within
-    assert not math.isnan(found.max_abs + found.max_rel + found.cosine)
+    difference = measure_difference(np.array(first), np.array(second), Tolerance())
+    assert difference.within == within
+    assert not math.isnan(difference.max_abs + difference.max_rel + difference.cosine)
 
 
 def test_measures() -> None:
-    found = measure_difference(np.array([1.0, 0.0]), np.array([0.0, 1.0]), Tolerance())
-    assert (found.max_abs, found.cosine) == (1.0, 0.0)
+    difference = measure_difference(np.array([1.0, 0.0]), np.array([0.0, 1.0]), Tolerance())
+    assert (difference.max_abs, difference.cosine) == (1.0, 0.0)
     assert measure_difference(np.array([2.0]), np.array([3.0]), Tolerance()).max_rel == 0.5
     assert measure_difference(np.array([True]), np.array([False]), Tolerance()).max_abs == 1
 
@@ -346,7 +350,7 @@ class Combines(nn.Module):
 
 
 class GivesTwo(nn.Module):
-    """What the child is given are two values alike."""
+    """The child takes two similar values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -381,7 +385,7 @@ class SharesWork(nn.Module):
 
 @pytest.mark.parametrize("strategy", EXPORTER)
 @pytest.mark.parametrize("kind", [GivesTwo, SharesWork])
-def test_nothing_that_a_module_is_given_is_guessed(
+def test_inputs_of_a_module_are_not_guessed(
     kind: type[nn.Module], strategy: str, tmp_path: Path
 ) -> None:
     model, x = kind(), torch.randn(2, 4)
@@ -507,13 +511,13 @@ def test_a_result_that_is_not_in_the_file_is_not_compared(tmp_path: Path) -> Non
 
 @pytest.mark.regression
 @pytest.mark.parametrize("strategy", EXPORTER)
-def test_results_that_were_removed_are_told(strategy: str, tmp_path: Path) -> None:
+def test_removed_results_are_reported(strategy: str, tmp_path: Path) -> None:
     path, model, inputs = export("lstm", strategy, tmp_path)
     result = modelexport.verify(model, inputs, path)
     assert result.partly_compared == ("lstm",)
-    (found,) = [found for found in result.modules if found.module == "lstm"]
-    assert len(found.tensors) < found.results
-    assert found.note == f"{len(found.tensors)} of {found.results} results compared"
+    (parity,) = [parity for parity in result.modules if parity.module == "lstm"]
+    assert len(parity.tensors) < parity.results
+    assert parity.note == f"{len(parity.tensors)} of {parity.results} results compared"
 
 
 @pytest.mark.regression
@@ -522,7 +526,7 @@ def test_every_module_that_ran_is_compared_or_listed(strategy: str, tmp_path: Pa
     path, model, inputs = export("bert", strategy, tmp_path)
     result = modelexport.verify(model, inputs, path)
     ran = {name for name, record in modelexport.load(path).modules.items() if record.calls}
-    agreeing = {found.module for found in result.modules if found.outcome == Outcome.AGREES}
+    agreeing = {parity.module for parity in result.modules if parity.outcome == Outcome.AGREES}
     assert agreeing | set(result.not_compared) == ran
     assert agreeing.isdisjoint(result.not_compared)
     assert result.modules_compared == len(agreeing)
@@ -554,7 +558,8 @@ def test_other_inputs_find_what_the_example_hides(tmp_path: Path) -> None:
     assert result.runs == 3
     assert not result.agrees
     assert result.causes == ("first",)
-    assert {found.module: found.run for found in result.modules} == {"first": 2, "second": 2, "": 2}
+    runs = {parity.module: parity.run for parity in result.modules}
+    assert runs == {"first": 2, "second": 2, "": 2}
     assert len(result.modules) == 3
 
 
@@ -623,3 +628,17 @@ def test_a_type_that_the_runtime_has_no_kernel_for(
     assert len(str(caught.value).splitlines()) == 1
     modelexport.export_model(model.float(), (x,), tmp_path / "m.onnx", strategy=strategy)
     assert modelexport.verify(model, (x,), tmp_path / "m.onnx").agrees
+
+
+def test_sessions_need_no_torch() -> None:
+    """Commands that only read files may open a session."""
+    code = "import modelexport.verification.runtime, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_errors_of_the_runtime_are_ours(tmp_path: Path) -> None:
+    path, _, _ = export("one_leaf_root", "htp", tmp_path)
+    with pytest.raises(FormatError, match="ONNX Runtime rejects the model"):
+        Session(b"not a model")
+    with pytest.raises(FormatError, match="ONNX Runtime cannot run the model"):
+        Session(path).run({})

@@ -69,7 +69,7 @@ def demo_command(folder: Path, strategy: str) -> None:
     with progress() as on_step:
         on_step("load torch and transformers")
         from modelexport.cli.extract import describe_extraction
-        from modelexport.cli.verify import verified
+        from modelexport.cli.verify import format_verification
         from modelexport.extraction.extract import extract
         from modelexport.pipeline import export_model
         from modelexport.source.example_inputs import InputRequest, make_example_inputs
@@ -106,7 +106,7 @@ def demo_command(folder: Path, strategy: str) -> None:
     if parity is None:
         note("note: with onnxruntime installed, the demo also checks every module against PyTorch")
     else:
-        show(["", line("Every module against PyTorch:"), *verified(parity, source.name)])
+        show(["", line("Every module against PyTorch:"), *format_verification(parity, source.name)])
     click.echo(_NEXT_STEPS.format(folder=folder, layers=layer.rpartition(".")[0]))
 
 

@@ -1,10 +1,11 @@
-"""`modelexport verify`: an ONNX file against the PyTorch model, module by module."""
+"""`modelexport verify`: compare an ONNX file with the PyTorch model, module by module."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -36,14 +37,17 @@ from modelexport.verification.records import (
     make_tolerance,
 )
 
-_MOST = 8
-_SEED = 0
-_WORDS = {
+_MAX_LISTED = 8
+_OUTCOME_TEXT = {
     "agrees": "agree",
     "differs": "differ",
     "shape": "of another shape",
     "dtype": "of another type",
 }
+_COLUMNS = (
+    "module", "tag", "class", "call", "outcome", "blame", "max_abs", "max_rel", "cosine",
+    "own_abs", "note", "tensors", "results", "run",
+)  # fmt: skip
 
 
 @click.command("verify")
@@ -73,7 +77,8 @@ _WORDS = {
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Run on N sets of random inputs besides: names, dtypes, shapes and ranges are those of the example inputs.",
+    help="Also run on N sets of random inputs, with the names, dtypes, shapes and ranges of the "
+    "example inputs.",
 )
 @click.option(
     "--seed",
@@ -86,6 +91,7 @@ _WORDS = {
 @click.pass_context
 def verify_command(
     ctx: click.Context,
+    /,
     model: str,
     onnx: Path,
     atol: float,
@@ -95,26 +101,19 @@ def verify_command(
     output_file: Path | None,
     random_inputs: int,
     seed: int,
-    input_texts: tuple[str, ...],
-    input_shape: tuple[tuple[str, tuple[int, ...]], ...],
-    input_specs: Path | None,
-    task: str | None,
-    model_class: str | None,
-    revision: str | None,
-    trust_remote_code: bool,
-    random_weights: bool,
+    **source_options: Any,
 ) -> None:
     """Run MODEL in PyTorch and ONNX in ONNX Runtime, and compare what each module returns.
 
-    MODEL is what `export` takes. Unless you say otherwise, the model and its inputs are made as they were for the
-    export, which the file records. A difference travels downstream: the first module that differs is named, and
-    each that differs is run again by itself on PyTorch's own inputs, which tells a cause from an heir.
+    MODEL is what `export` takes. The model and its inputs are made as they were for the export,
+    which the file records; options change that. A difference travels downstream: the first module
+    that differs is named, and each that differs is run again by itself on PyTorch's own inputs, to
+    separate the module that causes a difference from those that inherit it. The file may have been
+    changed since its export, to float16 or int8 for example.
 
-    The file may have been changed since its export, to float16 or int8 for example.
-
-    One set of inputs may miss a difference. --random-inputs N adds N runs on random inputs: values are drawn from the
-    range of the example's, so that token ids stay in the vocabulary. --input-text may be given several times. Of each
-    module the worst run is shown.
+    One set of inputs may miss a difference. --random-inputs N adds N runs on random inputs, with
+    values in the range of the example's, so that token ids stay in the vocabulary. --input-text may
+    be given several times. Of each module the worst run is shown.
 
     \b
     Examples:
@@ -123,72 +122,120 @@ def verify_command(
       modelexport verify models.py:make_model model.onnx --module encoder.layer.0
       modelexport verify ./bert bert.onnx --random-inputs 5 --seed 1
 
-    The answer says how many modules were compared and lists the others with the reason: an exporter may leave no
-    tensor that is a module's result.
-
-    Exit code 0 if all that is compared agrees, 1 if a module differs beyond tolerance or nothing could be compared.
+    Modules that were not compared are listed with the reason. Exit code 0 if all that is compared
+    agrees, 1 if a module differs beyond tolerance or nothing could be compared.
     """
     check_output(output_file, onnx, *source_files(model))
-    make_tolerance(atol, rtol)
+    make_tolerance(atol, rtol)  # fail before torch is loaded
     with progress(verbose=False) as on_step:
-        on_step(f"read {onnx.name}")
-        given = SourceOptions(
-            task,
-            model_class,
-            revision,
-            random_weights,
-            input_texts[0] if input_texts else None,
-            dict(input_shape),
-            None if input_specs is None else str(input_specs),
+        answer = _verify(
+            model,
+            onnx,
+            _read_source_options(**source_options),
+            on_step,
+            atol=atol,
+            rtol=rtol,
+            module=module,
+            random_inputs=random_inputs,
+            seed=seed,
         )
-        recorded = load(onnx).records
-        export = None if recorded is None else recorded.export
-        options = merge_source_options(given, None if export is None else export.source_options)
-        on_step("load torch and the model")
-        from modelexport.source.dynamic_axes import as_input_error, open_source
-        from modelexport.source.example_inputs import InputRequest, make_example_inputs
-        from modelexport.verification.verify import verify
+    drawn = f", and {plural(random_inputs, 'random set')} with seed {seed}" if random_inputs else ""
+    _write(answer, drawn, output_format, output_file)
+    ctx.exit(0 if answer.result.agrees else 1)
 
-        made_with = _SEED if export is None or export.seed is None else export.seed
-        with as_input_error(user_chose_inputs=True):
-            source = open_source(model, options, trust_remote_code, made_with)
-            on_step("make example inputs")
-            specs = None if options.input_specs is None else Path(options.input_specs)
-            texts = (options.input_text, *input_texts[1:])
-            examples = [
-                make_example_inputs(
-                    source, InputRequest(specs, one, options.input_shapes), made_with
-                )
-                for one in texts
-            ]
-            result = verify(
-                source.model,
-                examples[0].inputs,
-                onnx,
-                atol=atol,
-                rtol=rtol,
-                module=module,
-                further_inputs=[other.inputs for other in examples[1:]],
-                random_inputs=random_inputs,
-                seed=seed,
-                on_step=on_step,
-            )
-    for told in source.notes:
-        note(f"note: {told}")
-    if output_format == "json":
-        emit_json(result, output_file)
-    elif output_format == "csv":
-        emit_csv(_COLUMNS, _lines(result), output_file)
-    else:
-        drawn = (
-            f", and {plural(random_inputs, 'random set')} with seed {seed}" if random_inputs else ""
+
+class _SourceRequest(NamedTuple):
+    """What the command line says about the model and its inputs."""
+
+    options: SourceOptions
+    further_texts: tuple[str, ...]
+    trust_remote_code: bool
+
+
+class _Answer(NamedTuple):
+    """The result, with what the text says about the model and its inputs."""
+
+    result: Verification
+    source: str
+    origin: str
+    notes: tuple[str, ...]
+
+
+def _read_source_options(
+    *,
+    input_texts: tuple[str, ...],
+    input_shape: tuple[tuple[str, tuple[int, ...]], ...],
+    input_specs: Path | None,
+    task: str | None,
+    model_class: str | None,
+    revision: str | None,
+    trust_remote_code: bool,
+    random_weights: bool,
+) -> _SourceRequest:
+    """Collect the options that `input_options` adds; each further text is a run of its own."""
+    options = SourceOptions(
+        task=task,
+        model_class=model_class,
+        revision=revision,
+        random_weights=random_weights,
+        input_text=input_texts[0] if input_texts else None,
+        input_shapes=dict(input_shape),
+        input_specs=None if input_specs is None else str(input_specs),
+    )
+    return _SourceRequest(options, input_texts[1:], trust_remote_code)
+
+
+def _verify(
+    model: str,
+    onnx: Path,
+    request: _SourceRequest,
+    on_step: Callable[[str], None],
+    **options: Any,
+) -> _Answer:
+    """Load the model and make its inputs as they were for the export, and verify the file."""
+    on_step(f"read {onnx.name}")
+    records = load(onnx).records
+    export = None if records is None else records.export
+    recorded = None if export is None else export.source_options
+    seed = None if export is None else export.seed
+    merged = merge_source_options(request.options, recorded)
+    on_step("load torch and the model")
+    from modelexport.source.dynamic_axes import as_input_error, open_source
+    from modelexport.source.example_inputs import InputRequest, make_example_inputs
+    from modelexport.verification.verify import verify
+
+    with as_input_error(user_chose_inputs=True):
+        source = open_source(model, merged, request.trust_remote_code, seed or 0)
+        on_step("make example inputs")
+        specs = None if merged.input_specs is None else Path(merged.input_specs)
+        examples = [
+            make_example_inputs(source, InputRequest(specs, text, merged.input_shapes), seed or 0)
+            for text in (merged.input_text, *request.further_texts)
+        ]
+        inputs, *further = (example.inputs for example in examples)
+        result = verify(
+            source.model, inputs, onnx, further_inputs=further, on_step=on_step, **options
         )
-        show(_view(result, source.name, f"{examples[0].rung}{drawn}"), output_file)
-    ctx.exit(0 if result.agrees else 1)
+    return _Answer(result, source.name, examples[0].origin, source.notes)
+
+
+def _write(answer: _Answer, drawn: str, output_format: str, output_file: Path | None) -> None:
+    """Write the answer in the format that the user chose."""
+    for text in answer.notes:
+        note(f"note: {text}")
+    if output_format == "json":
+        emit_json(answer.result, output_file)
+    elif output_format == "csv":
+        emit_csv(_COLUMNS, _csv_rows(answer.result), output_file)
+    else:
+        show(_format(answer.result, answer.source, f"{answer.origin}{drawn}"), output_file)
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """A module as the tree draws it: its worst call. `status` tells apart what is not to be drawn as one."""
+    """A module of the drawn tree with its worst call.
+
+    The tree draws siblings with the same `status` once, so it holds what the columns show.
+    """
 
     tag: str | None
     class_: str
@@ -198,135 +245,134 @@ class _Row(msgspec.Struct, frozen=True):
     worst: ModuleParity
 
 
-def _view(result: Verification, source: str, inputs_from: str) -> Iterator[RenderableType]:
-    yield from verified(result, source)
-    yield line(f"inputs from {inputs_from}", 2)
+def _format(result: Verification, source: str, origin: str) -> Iterator[RenderableType]:
+    """Format the whole answer: summary, module tree, modules that were not compared."""
+    yield from format_verification(result, source)
+    yield line(f"inputs from {origin}", 2)
     yield ""
-    rows = _rows(result.modules)
+    rows = _make_rows(result.modules)
     if any(row.tag for row in rows.values()):
         yield from module_tree(
             rows,
             **{
                 "max abs": lambda path: _number(rows[path].worst.max_abs),
                 "max rel": lambda path: _number(rows[path].worst.max_rel),
-                "cosine": lambda path: (
-                    "" if rows[path].worst.cosine is None else f"{rows[path].worst.cosine:.4f}"
-                ),
-                "outcome": lambda path: _outcome(rows[path].worst),
+                "cosine": lambda path: _number(rows[path].worst.cosine, ".4f"),
+                "outcome": lambda path: _outcome_text(rows[path].worst),
             },
         )
-    yield from _not_compared(result)
-
-
-def _not_compared(result: Verification) -> Iterator[RenderableType]:
-    """The modules that the answer is not about, by reason."""
     by_reason: dict[str, list[str]] = {}
     for path, reason in result.not_compared.items():
-        by_reason.setdefault(reason, []).append(path or "(root)")
+        by_reason.setdefault(reason, []).append(path)
     if by_reason:
         yield ""
         yield line(f"not compared: {plural(len(result.not_compared), 'module')}")
     for reason, paths in by_reason.items():
-        yield line(f"{reason}: {listed(paths, _MOST)}", 2)
+        yield line(f"{reason}: {listed(paths, _MAX_LISTED)}", 2)
 
 
-def verified(result: Verification, source: str) -> Iterator[RenderableType]:
-    """The answer in a few lines."""
-    failed = [found for found in result.modules if found.outcome in FAILED]
+def format_verification(result: Verification, source: str) -> Iterator[RenderableType]:
+    """Format the summary of a verification.
+
+    Args:
+        result: The verification.
+        source: The name of the model.
+
+    Yields:
+        A few lines.
+    """
+    verdict = "nothing could be compared"
     if result.modules_compared:
-        told = "agrees within" if result.agrees else "differs beyond"
-        yield line(
-            f"{result.file} against {source}: {told} atol {result.atol:g}, rtol {result.rtol:g}"
-        )
-    else:
-        yield line(f"{result.file} against {source}: nothing could be compared")
+        verdict = "agrees within" if result.agrees else "differs beyond"
+        verdict = f"{verdict} atol {result.atol:g}, rtol {result.rtol:g}"
+    yield line(f"{result.file} against {source}: {verdict}")
     partly = f", {len(result.partly_compared):,} of them in part" if result.partly_compared else ""
     total = plural(result.modules_total, "module")
     runs = "" if result.runs == 1 else f", the worst of {result.runs:,} runs"
     yield line(f"{result.modules_compared:,} of {total} compared{partly}{runs}", 2)
-    yield line(f"{plural(len(result.modules), 'call')}: {_counts(result)}", 2)
-    if failed:
-        yield line(f"first to differ: {_told(failed[0])}", 2)
-        yield from _causes(result, failed)
-
-
-def _counts(result: Verification) -> str:
-    return ", ".join(
-        f"{count:,} {_WORDS.get(name, name)}" for name, count in result.outcomes.items()
+    outcomes = ", ".join(
+        f"{count:,} {_OUTCOME_TEXT.get(name, name)}" for name, count in result.outcomes.items()
     )
+    yield line(f"{plural(len(result.modules), 'call')}: {outcomes}", 2)
+    failed = [parity for parity in result.modules if parity.outcome in FAILED]
+    if failed:
+        yield line(f"first to differ: {_describe(failed[0])}", 2)
+        yield from _format_causes(result, failed)
 
 
-def _causes(result: Verification, failed: list[ModuleParity]) -> Iterator[RenderableType]:
+def _format_causes(result: Verification, failed: list[ModuleParity]) -> Iterator[RenderableType]:
+    """Format the modules that cause a difference."""
     if not result.causes:
         yield line(
             "none of these causes it: given PyTorch's inputs, each agrees or could not be run", 2
         )
         return
-    worst = {found.module: found for found in failed if found.blame == Blame.HERE}
+    causes = {parity.module: parity for parity in failed if parity.blame == Blame.HERE}
     yield line(f"caused by {plural(len(result.causes), 'module')}, the worst first:", 2)
-    for path in result.causes[:_MOST]:
-        own = worst[path].own_abs
+    for path in result.causes[:_MAX_LISTED]:
+        own, text = causes[path].own_abs, causes[path].note
         size = "" if own is None else f", {own:.1e} by itself"
-        told = "" if worst[path].note is None else f", {worst[path].note}"
-        yield line(f"{path or '(root)'} ({worst[path].class_.rpartition('.')[2]}){size}{told}", 4)
-    if len(result.causes) > _MOST:
-        yield line(f"… and {len(result.causes) - _MOST} more; --output-format json has them all", 4)
+        yield line(f"{_name(causes[path])}{size}{'' if text is None else f', {text}'}", 4)
+    left = len(result.causes) - _MAX_LISTED
+    if left > 0:
+        yield line(f"… and {left} more; --output-format json has them all", 4)
 
 
-def _told(found: ModuleParity) -> str:
-    call = "" if found.call is None else f", call {found.call}"
-    size = (
-        found.note or ""
-        if found.max_abs is None
-        else f"{found.max_abs:.1e}, relative {found.max_rel:.1e}"
-    )
-    kind = found.class_.rpartition(".")[2]
-    return f"{found.module or '(root)'}{call} ({kind}): {size}{f', {found.blame}' if found.blame else ''}"
+def _describe(parity: ModuleParity) -> str:
+    """Describe a call that differs."""
+    call = "" if parity.call is None else f", call {parity.call}"
+    size = parity.note or ""
+    if parity.max_abs is not None:
+        size = f"{parity.max_abs:.1e}, relative {parity.max_rel:.1e}"
+    return f"{_name(parity, call)}: {size}{f', {parity.blame}' if parity.blame else ''}"
 
 
-def _rows(modules: Iterable[ModuleParity]) -> dict[str, _Row]:
-    rows: dict[str, _Row] = {}
-    for found in modules:
-        before = rows.get(found.module)
-        if before is None or _badness(found) > _badness(before.worst):
-            status = f"{_outcome(found)} {_number(found.max_abs)} {_number(found.max_rel)}"
-            rows[found.module] = _Row(
-                found.tag, found.class_, status, 0, found.execution_order, found
-            )
-    return rows
+def _name(parity: ModuleParity, call: str = "") -> str:
+    """Format the path and the class of a module."""
+    return f"{parity.module or '(root)'}{call} ({parity.class_.rpartition('.')[2]})"
 
 
-def _badness(found: ModuleParity) -> tuple[bool, bool, float]:
-    return found.outcome in FAILED, found.blame == Blame.HERE, found.max_abs or 0.0
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.0e}"
-
-
-def _outcome(found: ModuleParity) -> str:
-    if found.blame is not None:
-        return (
-            str(found.blame)
-            if found.outcome == Outcome.DIFFERS
-            else f"{found.outcome}, {found.blame}"
+def _make_rows(modules: Iterable[ModuleParity]) -> dict[str, _Row]:
+    """Take the worst call of each module."""
+    worst: dict[str, ModuleParity] = {}
+    for parity in modules:
+        if parity.module not in worst or _severity(parity) > _severity(worst[parity.module]):
+            worst[parity.module] = parity
+    return {
+        path: _Row(
+            tag=parity.tag,
+            class_=parity.class_,
+            status=f"{_outcome_text(parity)} {_number(parity.max_abs)} {_number(parity.max_rel)}",
+            nodes=0,
+            execution_order=parity.execution_order,
+            worst=parity,
         )
-    if found.outcome == Outcome.AGREES:
-        return (
-            ""
-            if len(found.tensors) == found.results
-            else f"{len(found.tensors)} of {found.results} results"
-        )
-    return str(found.outcome)
+        for path, parity in worst.items()
+    }
 
 
-_COLUMNS = (
-    "module", "tag", "class", "call", "outcome", "blame", "max_abs", "max_rel", "cosine", "own_abs", "note", "tensors",
-    "results", "run",
-)  # fmt: skip
+def _severity(parity: ModuleParity) -> tuple[bool, bool, float]:
+    """Rank a call: failed above all others, and causes above those that inherit."""
+    return parity.outcome in FAILED, parity.blame == Blame.HERE, parity.max_abs or 0.0
 
 
-def _lines(result: Verification) -> Iterator[dict[str, object]]:
-    for found in result.modules:
-        row = msgspec.to_builtins(found)
-        yield {**row, "tensors": " ".join(told["tensor"] for told in row["tensors"])}
+def _number(value: float | None, form: str = ".0e") -> str:
+    """Format a number for a column."""
+    return "" if value is None else format(value, form)
+
+
+def _outcome_text(parity: ModuleParity) -> str:
+    """Format the outcome of a call for a column; empty if all of it agrees."""
+    if parity.outcome == Outcome.AGREES:
+        compared = len(parity.tensors)
+        return "" if compared == parity.results else f"{compared} of {parity.results} results"
+    if parity.outcome == Outcome.DIFFERS and parity.blame is not None:
+        return str(parity.blame)
+    return ", ".join(filter(None, (parity.outcome, parity.blame)))
+
+
+def _csv_rows(result: Verification) -> Iterator[dict[str, object]]:
+    """Make a row of each call."""
+    for parity in result.modules:
+        tensors = " ".join(tensor.tensor for tensor in parity.tensors)
+        yield {**msgspec.to_builtins(parity), "tensors": tensors}

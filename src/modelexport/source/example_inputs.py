@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from modelexport.capture.inputs import (
 )
 from modelexport.capture.module_tree import forward_args, named_args
 from modelexport.errors import SourceError
-from modelexport.source.guess import guesses, suggestion
+from modelexport.source.guess import guess_inputs, suggest_specs
 from modelexport.source.huggingface import find_processors, process_examples
 from modelexport.source.input_specs import (
     InputSpec,
@@ -32,19 +32,21 @@ from modelexport.source.input_specs import (
 )
 from modelexport.source.load import LoadedModel
 
-Named = dict[str, Any]
+NamedInputs = dict[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ExampleInputs(NamedTuple):
-    """Example inputs, where they came from, and how to make them at another size (None: by changing these)."""
+    """Example inputs, where they come from, and how to make them at another size."""
 
     inputs: Any
-    rung: str
-    other_size: Callable[[], Named] | None = None
+    origin: str
+    other_size: Callable[[], NamedInputs] | None = None
+    """None if only resizing these gives another size."""
 
 
 class InputRequest(NamedTuple):
-    """What a user says about the inputs; a shape under the empty name is the main input's."""
+    """What a user says about the inputs; the main input's shape has the empty name."""
 
     specs: Path | None = None
     text: str | None = None
@@ -52,20 +54,30 @@ class InputRequest(NamedTuple):
 
 
 def make_example_inputs(source: LoadedModel, wanted: InputRequest, seed: int) -> ExampleInputs:
-    """The inputs to export with, from the highest rung that has any."""
-    if isinstance(source.model, ExportedProgram):
+    """Make the inputs to export with, from the first origin that has any.
+
+    Args:
+        source: The model.
+        wanted: What the user says about them.
+        seed: Seed of random values.
+
+    Returns:
+        The inputs.
+
+    Raises:
+        SourceError: If there are no inputs, or none as the user wants them.
+        ModelRunError: If the model does not run on the inputs that the user describes.
+    """
+    model = source.model
+    if isinstance(model, ExportedProgram):
         if wanted != InputRequest():
             raise SourceError(
                 f"{source.name} has its inputs in it", hint="leave the --input options out"
             )
         return ExampleInputs(None, "the program's own")
-    model = source.model
     generator = torch.Generator().manual_seed(seed)
     if wanted.specs is not None:
-        _refuse(wanted, "--input-specs")
-        inputs = _from_specs(model, wanted.specs, generator)
-        check_model_runs(model, parse_inputs(inputs))
-        return ExampleInputs(inputs, f"--input-specs {wanted.specs.name}")
+        return _from_specs(model, wanted, wanted.specs, generator)
     example = _from_processors(source, model, wanted.text)
     if example is None and wanted.text is not None:
         raise SourceError(
@@ -74,208 +86,211 @@ def make_example_inputs(source: LoadedModel, wanted: InputRequest, seed: int) ->
         )
     if example is None and source.inputs is not None:
         example = ExampleInputs(source.inputs, "the factory's own")
+    example = (
+        example
+        or _from_dummies(model)
+        or _from_guesses(model, generator)
+        or _from_shapes(model, wanted.shapes, generator)
+    )
     if example is None:
-        example = _from_dummies(model) or _from_guesses(model, generator)
-    if example is None:
-        example = _from_shapes(model, wanted.shapes, generator)
-    if example is None:
-        raise no_inputs(model)
+        raise _no_inputs(model)
     if not wanted.shapes:
         return example
-    resized = resize_inputs(
-        model, bind_inputs(model, parse_inputs(example.inputs)), wanted.shapes, generator
-    )
+    bound = bind_inputs(model, parse_inputs(example.inputs))
+    resized = _resize_inputs(model, bound, wanted.shapes, generator)
     check_model_runs(model, resized)
-    return ExampleInputs(_as_given(resized), f"{example.rung}, at the shape asked for")
+    args, kwargs = resized.args, resized.kwargs
+    inputs = (*args, kwargs) if args and kwargs else kwargs or args
+    return ExampleInputs(inputs, f"{example.origin}, at the shape asked for")
 
 
-def no_inputs(model: nn.Module) -> SourceError:
-    """The error that helps to write a specs file."""
+def _no_inputs(model: nn.Module) -> SourceError:
+    """Build the error for a model without inputs, with a specs file to start from."""
+    # Without annotations, which fill a screen.
+    parameters = [
+        str(parameter.replace(annotation=parameter.empty))
+        for parameter in inspect.signature(model.forward).parameters.values()
+    ]
     return SourceError(
         f"no example inputs for {type(model).__name__}",
         hint="pass --input-specs, or name a factory that returns the model and its inputs",
         details=[
-            f"forward{_signature(model)}",
+            f"forward({', '.join(parameters)})",
             "A specs file to start from, for --input-specs:",
-            *format_specs(suggestion(model)).splitlines(),
+            *format_specs(suggest_specs(model)).splitlines(),
         ],
     )
 
 
-def _signature(model: nn.Module) -> str:
-    """forward's arguments without their types, which fill a screen."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return f"({', '.join(str(item.replace(annotation=item.empty)) for item in parameters)})"
-
-
-def _refuse(wanted: InputRequest, with_what: str) -> None:
+def _from_specs(
+    model: nn.Module, wanted: InputRequest, path: Path, generator: torch.Generator
+) -> ExampleInputs:
+    """Make the inputs that a specs file describes."""
     for option, value in (("--input-text", wanted.text), ("--input-shape", wanted.shapes)):
         if value:
             raise SourceError(
-                f"{option} and {with_what} both say what the inputs are", hint="give one of them"
+                f"{option} and --input-specs both say what the inputs are", hint="give one of them"
             )
-
-
-def _as_given(inputs: ModelInputs) -> Any:
-    if inputs.args and inputs.kwargs:
-        return (*inputs.args, inputs.kwargs)
-    return inputs.kwargs or inputs.args
-
-
-def _from_specs(model: nn.Module, path: Path, generator: torch.Generator) -> Named:
     specs = read_specs(path)
-    takes_any = any(name.startswith("**") for name in forward_args(model))
-    accepted = specs if takes_any else _accepted(model, specs)
-    names = [name for name in forward_args(model) if not name.startswith("*")]
-    for name in specs:
-        if name not in accepted:
-            raise SourceError(
-                f"{path} describes {name!r}, which {type(model).__name__}.forward does not take",
-                hint=f"it takes {', '.join(names)}",
-            )
-    missing = [
-        name for name, required in named_args(model).items() if required and name not in specs
-    ]
+    arguments = forward_args(model)
+    takes_any = any(name.startswith("**") for name in arguments)
+    unknown = [] if takes_any else [name for name in specs if name not in arguments]
+    if unknown:
+        known = ", ".join(name for name in arguments if not name.startswith("*"))
+        raise SourceError(
+            f"{path} describes {unknown[0]!r}, which {type(model).__name__}.forward does not take",
+            hint=f"it takes {known}",
+        )
+    missing = [name for name, needed in named_args(model).items() if needed and name not in specs]
     if missing:
         raise SourceError(
             f"{path} lacks {', '.join(missing)}, which {type(model).__name__}.forward needs",
             hint="describe it as well",
-            details=format_specs(suggestion(model)).splitlines(),
+            details=format_specs(suggest_specs(model)).splitlines(),
         )
-    return {
+    inputs = {
         name: make_tensor(spec, generator) if isinstance(spec, InputSpec) else spec
         for name, spec in specs.items()
     }
+    check_model_runs(model, parse_inputs(inputs))
+    return ExampleInputs(inputs, f"--input-specs {path.name}")
 
 
 def _from_processors(
     source: LoadedModel, model: nn.Module, text: str | None
 ) -> ExampleInputs | None:
+    """Make inputs with the processors that come with the model."""
     if source.hub is None:
         return None
     processors = find_processors(source.hub)
     if text is not None and processors.tokenizer is None:
         return None
 
-    def make(batch: int = 1, longer: bool = False) -> tuple[Named, list[str]]:
-        """What the model takes of it; masks and the like only with what they describe."""
-        parts = process_examples(processors, text, batch, longer)
-        fitting = [
-            part
-            for part in parts
-            if part.by == "processor" or _accepted(model, {next(iter(part.tensors)): 0})
+    def make(batch: int = 1, longer: bool = False) -> tuple[NamedInputs, list[str]]:
+        # A mask is of no use to a model that does not take the tensor it describes.
+        outputs = [
+            output
+            for output in process_examples(processors, text, batch, longer)
+            if output.processor == "processor"
+            or _filter_accepted(model, {next(iter(output.tensors)): None})
         ]
-        inputs = _accepted(
-            model, {name: value for part in fitting for name, value in part.tensors.items()}
-        )
-        return _fitted(model, _with_decoder_inputs(model, inputs)) if inputs else {}, [
-            part.by for part in fitting
-        ]
+        tensors = {name: tensor for output in outputs for name, tensor in output.tensors.items()}
+        inputs = _filter_accepted(model, tensors)
+        if inputs:
+            inputs = _match_precision(model, _add_decoder_inputs(model, inputs))
+        return inputs, [output.processor for output in outputs]
 
-    inputs, makers = make()
+    inputs, names = make()
     if not inputs:
         return None
     return ExampleInputs(
-        inputs, f"the model's {' and '.join(makers)}", lambda: make(batch=2, longer=True)[0]
+        inputs, f"the model's {' and '.join(names)}", lambda: make(batch=2, longer=True)[0]
     )
 
 
-def _with_decoder_inputs(model: nn.Module, inputs: Named) -> Named:
-    """A model that decodes needs something to start from, which no processor makes."""
+def _add_decoder_inputs(model: nn.Module, inputs: NamedInputs) -> NamedInputs:
+    """Add the tokens that a decoder starts from, which no processor makes."""
     name, config = "decoder_input_ids", getattr(model, "config", None)
-    if (
-        not getattr(config, "is_encoder_decoder", False)
-        or name not in forward_args(model)
-        or name in inputs
-    ):
+    is_decoder = getattr(config, "is_encoder_decoder", False) and name in forward_args(model)
+    if not is_decoder or name in inputs:
         return inputs
     tokens = inputs.get("input_ids")
     if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
-        half = max(2, tokens.shape[1] // 2)
-        return {**inputs, name: tokens[:, :half].clone()}
-    start = (
-        getattr(config, "decoder_start_token_id", None)
-        or getattr(config, "bos_token_id", None)
-        or 0
-    )
+        return {**inputs, name: tokens[:, : max(2, tokens.shape[1] // 2)].clone()}
+    starts = (getattr(config, field, None) for field in ("decoder_start_token_id", "bos_token_id"))
+    start = next(filter(None, starts), 0)
     batch = next(iter(inputs.values())).shape[0]
     return {**inputs, name: torch.full((batch, 4), int(start))}
 
 
-def _fitted(model: nn.Module, inputs: Named) -> Named:
-    """Numbers in the precision of the model's weights, where those all have the same."""
-    kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
-    if len(kinds) != 1:
+def _match_precision(model: nn.Module, inputs: NamedInputs) -> NamedInputs:
+    """Cast float inputs to the dtype of the model's parameters, if those all have the same."""
+    dtypes = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    if len(dtypes) != 1:
         return inputs
-    kind = kinds.pop()
+    (dtype,) = dtypes
     return {
-        name: value.to(kind) if value.is_floating_point() else value
+        name: value.to(dtype) if value.is_floating_point() else value
         for name, value in inputs.items()
     }
 
 
 def _from_dummies(model: nn.Module) -> ExampleInputs | None:
+    """Take the model's own `dummy_inputs`, if it runs on them."""
     dummies = getattr(model, "dummy_inputs", None)
     if not isinstance(dummies, Mapping):
         return None
-    inputs = _accepted(model, dummies)
+    inputs = _filter_accepted(model, dummies)
     main = getattr(model, "main_input_name", None)
-    if (
-        not inputs
-        or (isinstance(main, str) and main not in inputs)
-        or not can_run(model, parse_inputs(inputs))
-    ):
+    lacks_main = isinstance(main, str) and main not in inputs
+    if not inputs or lacks_main or not can_run(model, parse_inputs(inputs)):
         return None
     return ExampleInputs(inputs, "the model's dummy_inputs")
 
 
 def _from_guesses(model: nn.Module, generator: torch.Generator) -> ExampleInputs | None:
+    """Take the first guess that the model runs on; only for models of transformers."""
     if getattr(model, "main_input_name", None) is None:
         return None
-    for specs in guesses(model):
-        inputs = _fitted(
-            model, {name: make_tensor(spec, generator) for name, spec in specs.items()}
-        )
-        if can_run(model, parse_inputs(inputs)):
-            return ExampleInputs(inputs, "a guess by the configuration and forward's arguments")
-    return None
+    inputs = _first_that_runs(model, guess_inputs(model), generator)
+    if inputs is None:
+        return None
+    return ExampleInputs(inputs, "a guess by the configuration and forward's arguments")
 
 
 def _from_shapes(
-    model: nn.Module, shapes: Mapping[str, tuple[int, ...]], generator: torch.Generator
+    model: nn.Module, shapes: Shapes, generator: torch.Generator
 ) -> ExampleInputs | None:
-    """Noise at the shapes that were asked for: tried as numbers, and as tokens if the model wants those."""
-    if not shapes:
-        return None
+    """Make noise at the shapes that the user wants: floats, or tokens if only those work."""
     names = [name for name in forward_args(model) if not name.startswith("*")]
-    if not names:
+    if not shapes or not names:
         return None
-    named = {name or names[0]: shape for name, shape in shapes.items()}
-    found: list[Named] = []
-    for dtype in ("float32", "int64"):
-        specs = {name: InputSpec(shape, dtype) for name, shape in named.items()}
-        inputs = _fitted(
-            model, {name: make_tensor(spec, generator) for name, spec in specs.items()}
-        )
-        found.append(inputs)
+    specs = [
+        {name or names[0]: InputSpec(shape, dtype) for name, shape in shapes.items()}
+        for dtype in ("float32", "int64")
+    ]
+    inputs = _first_that_runs(model, specs, generator)
+    if inputs is None:  # running the model on these will give the error
+        inputs = _make_inputs(model, specs[0], generator)
+    return ExampleInputs(inputs, "noise")
+
+
+def _first_that_runs(
+    model: nn.Module, choices: Iterable[Mapping[str, InputSpec]], generator: torch.Generator
+) -> NamedInputs | None:
+    """Make inputs by each set of specs, and return the first that the model runs on."""
+    for specs in choices:
+        inputs = _make_inputs(model, specs, generator)
         if can_run(model, parse_inputs(inputs)):
-            return ExampleInputs(inputs, "noise")
-    return ExampleInputs(found[0], "noise")
+            return inputs
+    return None
 
 
-def _accepted(model: nn.Module, inputs: Mapping[str, Any]) -> Named:
-    """Those inputs that the model's forward takes."""
-    names = forward_args(model)
-    takes_any = any(name.startswith("**") for name in names)
-    return {
-        name: value
-        for name, value in inputs.items()
-        if name in names or (takes_any and len(names) == 1)
-    }
+def _make_inputs(
+    model: nn.Module, specs: Mapping[str, InputSpec], generator: torch.Generator
+) -> NamedInputs:
+    """Make random inputs in the precision of the model."""
+    tensors = {name: make_tensor(spec, generator) for name, spec in specs.items()}
+    return _match_precision(model, tensors)
+
+
+def _filter_accepted(model: nn.Module, inputs: Mapping[str, Any]) -> NamedInputs:
+    """Keep the inputs that the model's forward takes."""
+    arguments = forward_args(model)
+    takes_any = len(arguments) == 1 and arguments[0].startswith("**")
+    return {name: value for name, value in inputs.items() if takes_any or name in arguments}
 
 
 def named_tensors(model: nn.Module, inputs: ModelInputs) -> dict[str, torch.Tensor]:
-    """The tensors among the inputs by the names of forward's arguments."""
+    """Return the tensors among the inputs by the names of forward's arguments.
+
+    Args:
+        model: The model that takes the inputs.
+        inputs: The inputs.
+
+    Returns:
+        Tensors by name.
+    """
     positional = dict(zip(forward_args(model), inputs.args, strict=False))
     return {
         name: value
@@ -284,48 +299,54 @@ def named_tensors(model: nn.Module, inputs: ModelInputs) -> dict[str, torch.Tens
     }
 
 
-def with_tensors(
+def replace_tensors(
     model: nn.Module, inputs: ModelInputs, changed: Mapping[str, torch.Tensor]
 ) -> ModelInputs:
-    """The inputs with other tensors in some places."""
-    names = list(forward_args(model))
+    """Replace some of the inputs.
+
+    Args:
+        model: The model that takes the inputs.
+        inputs: The inputs.
+        changed: The new values by the names of forward's arguments.
+
+    Returns:
+        New inputs.
+    """
+    names = forward_args(model)
     args = tuple(
-        changed.get(names[place], value) if place < len(names) else value
-        for place, value in enumerate(inputs.args)
+        changed.get(names[index], value) if index < len(names) else value
+        for index, value in enumerate(inputs.args)
     )
-    return ModelInputs(
-        args, {name: changed.get(name, value) for name, value in inputs.kwargs.items()}
-    )
+    kwargs = {name: changed.get(name, value) for name, value in inputs.kwargs.items()}
+    return ModelInputs(args, kwargs)
 
 
-def resize_inputs(
-    model: nn.Module,
-    inputs: ModelInputs,
-    shapes: Mapping[str, tuple[int, ...]],
-    generator: torch.Generator,
+def _resize_inputs(
+    model: nn.Module, inputs: ModelInputs, shapes: Shapes, generator: torch.Generator
 ) -> ModelInputs:
-    """The inputs at the shapes asked for; a shape under the empty name is the main input's.
+    """Resize inputs to the shapes that the user wants.
 
-    An input of the same shape as a changed one changes with it (a mask with its tokens), and one
-    of the same batch size takes the new batch size.
+    An input with the same shape as a resized one is resized with it, as a mask with its tokens, and
+    one with the same batch size gets the new batch size.
     """
     tensors = named_tensors(model, inputs)
-    wanted = {_name(model, tensors, name): shape for name, shape in shapes.items()}
+    wanted = {_input_name(model, tensors, name): shape for name, shape in shapes.items()}
     changed: dict[str, torch.Tensor] = {}
     for name, shape in wanted.items():
         before = tensors[name].shape
-        changed[name] = _resized(tensors[name], shape, generator)
+        changed[name] = _resize(tensors[name], shape, generator)
         for other, tensor in tensors.items():
             if other in wanted or other in changed or not shape:
                 continue
             if tensor.shape == before:
-                changed[other] = _resized(tensor, shape, generator)
+                changed[other] = _resize(tensor, shape, generator)
             elif tensor.dim() and before and tensor.shape[0] == before[0] != shape[0]:
-                changed[other] = _resized(tensor, (shape[0], *tensor.shape[1:]), generator)
-    return with_tensors(model, inputs, changed)
+                changed[other] = _resize(tensor, (shape[0], *tensor.shape[1:]), generator)
+    return replace_tensors(model, inputs, changed)
 
 
-def _name(model: nn.Module, tensors: Mapping[str, Any], name: str) -> str:
+def _input_name(model: nn.Module, tensors: Mapping[str, Any], name: str) -> str:
+    """Check the name of an input; the empty one is the main input's."""
     if not tensors:
         raise SourceError(
             "there is no input to give a shape to: none is a tensor by itself",
@@ -335,31 +356,40 @@ def _name(model: nn.Module, tensors: Mapping[str, Any], name: str) -> str:
         raise SourceError(
             f"there is no input {name!r} to give a shape to", hint=f"there is {', '.join(tensors)}"
         )
-    if name:
-        return name
     main = getattr(model, "main_input_name", None)
-    return main if isinstance(main, str) and main in tensors else next(iter(tensors))
+    return name or (main if isinstance(main, str) and main in tensors else next(iter(tensors)))
 
 
-def _resized(
+def _resize(
     tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator
 ) -> torch.Tensor:
-    """The same values, repeated or cut along each axis; new ones of the same range for another rank."""
+    """Repeat or cut the values along each axis; for another rank, make new ones."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.dim() != len(shape) or not tensor.numel():
         if not tensor.is_floating_point():
             raise SourceError(
-                f"the shape {shape_text(shape)} does not fit an input of shape {shape_text(tensor.shape)}",
+                f"the shape {shape_text(shape)} does not fit an input of shape "
+                f"{shape_text(tensor.shape)}",
                 hint="give as many sizes as the input has axes",
             )
-        return make_tensor(InputSpec(shape, str(tensor.dtype).removeprefix("torch.")), generator)
+        return make_tensor(InputSpec(shape, dtype), generator)
     try:
         for axis, size in enumerate(shape):
-            tensor = resized_along(tensor, axis, size)
+            tensor = resize_axis(tensor, axis, size)
     except (RuntimeError, MemoryError) as error:
-        raise input_error(shape, str(tensor.dtype).removeprefix("torch."), error) from error
+        raise input_error(shape, dtype, error) from error
     return tensor
 
 
-def resized_along(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-    """The same values, repeated or cut along one axis."""
+def resize_axis(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """Repeat or cut the values of a tensor along one axis.
+
+    Args:
+        tensor: A tensor with at least one element.
+        axis: The axis.
+        size: The new size of the axis.
+
+    Returns:
+        A new tensor.
+    """
     return tensor.index_select(axis, torch.arange(size) % tensor.shape[axis]).contiguous()

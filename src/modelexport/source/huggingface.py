@@ -1,4 +1,4 @@
-"""Load models and processors of Hugging Face transformers."""
+"""Load models of Hugging Face transformers, and make inputs with their processors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from torch import nn
 
 from modelexport.errors import SourceError, first_line
 
-_MOST_MISSING = 4
+_MAX_MISSING = 4
+_MAX_REASON = 300
+_TEXT = "every node of this graph belongs to a module"
+_LONGER_TEXT = f"{_TEXT}, and every module that ran is accounted for"
+_IMAGE_SIDE = 96
+_TONE_HERTZ = 440
+
+Tensors = dict[str, torch.Tensor]
 
 
 class Hub(NamedTuple):
-    """Where a model and its processor are, and how far it is trusted."""
+    """Where a model and its processor are, and whether its code may run."""
 
     name: str
     revision: str | None = None
@@ -27,15 +34,17 @@ class Hub(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        return os.path.isdir(self.name)  # False too for a name that no file could have
+        """Whether the name is that of a local folder."""
+        return os.path.isdir(self.name)  # False also for text that cannot be a file name
 
     @property
     def options(self) -> dict[str, Any]:
+        """The arguments of `from_pretrained` that say the same."""
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
 
 class Head(NamedTuple):
-    """Which class to load, and whether to leave its weights where they are."""
+    """Which class to load, and whether to give it random weights."""
 
     task: str | None = None
     model_class: str | None = None
@@ -43,7 +52,14 @@ class Head(NamedTuple):
 
 
 def import_transformers() -> Any:
-    """transformers, with its own progress bars and notes turned off."""
+    """Import transformers, with its progress bars and log messages turned off.
+
+    Returns:
+        The module.
+
+    Raises:
+        SourceError: If it is not installed.
+    """
     try:
         import transformers
     except ImportError as error:
@@ -58,7 +74,18 @@ def import_transformers() -> Any:
 
 
 def load_model(hub: Hub, head: Head) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model by task, by class, by the class its configuration names, or the bare AutoModel; and notes on it."""
+    """Load a model by task, by class, by the class that its configuration names, or as AutoModel.
+
+    Args:
+        hub: Where the model is.
+        head: Which class to load.
+
+    Returns:
+        The model in evaluation mode, and notes for the user.
+
+    Raises:
+        SourceError: If it cannot be loaded.
+    """
     transformers = import_transformers()
     if hub.is_folder and not (Path(hub.name) / "config.json").is_file():
         raise SourceError(
@@ -68,239 +95,253 @@ def load_model(hub: Hub, head: Head) -> tuple[nn.Module, tuple[str, ...]]:
     try:
         config = transformers.AutoConfig.from_pretrained(hub.name, **hub.options)
     except Exception as error:
-        raise _cannot_load(hub, error) from error
+        raise _load_error(hub, error) from error
     failures: list[SourceError] = []
-    for chosen in _classes(transformers, config, head):
+    for chosen in _candidate_classes(transformers, config, head):
         try:
             model, missing = _load(chosen, config, hub, head)
         except Exception as error:
-            failures.append(_cannot_load(hub, error, f" as {chosen.__name__}"))
+            failures.append(_load_error(hub, error, f" as {chosen.__name__}"))
             failures[-1].__cause__ = error
             continue
         if not isinstance(model, nn.Module):
             raise SourceError(
                 f"{chosen.__name__} loads no torch.nn.Module", hint="name another --model-class"
             )
-        shown = ", ".join(missing[:_MOST_MISSING]) + (
-            " ..." if len(missing) > _MOST_MISSING else ""
-        )
-        notes = (f"weights that {hub.name} does not have are random: {shown}",) if missing else ()
-        return use_exportable_experts(model.eval()), notes
+        return use_exportable_experts(model.eval()), _notes(hub, missing)
     raise failures[0]
 
 
 def _load(chosen: Any, config: Any, hub: Hub, head: Head) -> tuple[Any, list[str]]:
-    """The model, and the names of the weights that were nowhere to be found."""
-    if head.random_weights:
-        return _without_weights(chosen, config, hub), []
-    model, told = chosen.from_pretrained(
-        hub.name, config=config, output_loading_info=True, **hub.options
-    )
-    return model, sorted(told.get("missing_keys") or ())
+    """Load or build a model, and list the parameters that its files do not have."""
+    if not head.random_weights:
+        model, info = chosen.from_pretrained(
+            hub.name, config=config, output_loading_info=True, **hub.options
+        )
+        return model, sorted(info.get("missing_keys") or ())
+    if hasattr(chosen, "from_config"):
+        return chosen.from_config(config, trust_remote_code=hub.trust_remote_code), []
+    # Only the Auto classes have a public from_config.
+    return chosen._from_config(config), []
+
+
+def _notes(hub: Hub, missing: list[str]) -> tuple[str, ...]:
+    """Tell the user which parameters are random, a new head for example."""
+    if not missing:
+        return ()
+    more = " ..." if len(missing) > _MAX_MISSING else ""
+    names = ", ".join(missing[:_MAX_MISSING])
+    return (f"weights that {hub.name} does not have are random: {names}{more}",)
 
 
 def use_exportable_experts(model: nn.Module) -> nn.Module:
-    """Mixtures of experts in the form that transformers has for export: the same results without its own operator."""
+    """Switch mixtures of experts to the form that transformers has for export.
+
+    It computes the same results, without an operator that ONNX does not have.
+
+    Args:
+        model: Any model; one without experts is left as it is.
+
+    Returns:
+        The same model.
+    """
+    # Private, but the only way to ask: models without experts lack the public method.
     if getattr(model, "_can_set_experts_implementation", bool)():
         model.set_experts_implementation("batched_mm")  # type: ignore[operator]
     return model
 
 
-def _without_weights(chosen: Any, config: Any, hub: Hub) -> Any:
-    if hasattr(chosen, "from_config"):
-        return chosen.from_config(config, trust_remote_code=hub.trust_remote_code)
-    return chosen._from_config(config)
-
-
-def _classes(transformers: Any, config: Any, head: Head) -> list[Any]:
-    """The classes to try, in order."""
+def _candidate_classes(transformers: Any, config: Any, head: Head) -> list[Any]:
+    """List the classes to try, in order."""
     if head.task is not None and head.model_class is not None:
         raise SourceError("--task and --model-class both choose the class", hint="give one of them")
     if head.task is not None:
         return _task_classes(transformers, head.task)
     if head.model_class is not None:
-        found = getattr(transformers, head.model_class, None)
-        if not hasattr(found, "from_pretrained"):
+        model_class = getattr(transformers, head.model_class, None)
+        if not hasattr(model_class, "from_pretrained"):
             raise SourceError(
                 f"transformers has no model class {head.model_class!r}",
                 hint="name it as transformers does, or choose by --task",
             )
-        return [found]
-    bare = transformers.AutoModel.__name__
-    own = [name for name in getattr(config, "auto_map", None) or () if name.startswith(bare)]
-    if own and bare not in own:  # the folder's own code has no bare model
-        return [getattr(transformers, own[0])]
-    named = [
-        getattr(transformers, name, None) for name in ([] if own else config.architectures or ())
-    ]
-    return [
-        next(
-            (found for found in named if hasattr(found, "from_pretrained")), transformers.AutoModel
-        )
-    ]
+        return [model_class]
+    bare = transformers.AutoModel
+    remote = [n for n in getattr(config, "auto_map", None) or () if n.startswith(bare.__name__)]
+    if remote and bare.__name__ not in remote:  # the code in the folder has no bare model
+        return [getattr(transformers, remote[0])]
+    names = () if remote else config.architectures or ()
+    classes = (getattr(transformers, name, None) for name in names)
+    return [next((found for found in classes if hasattr(found, "from_pretrained")), bare)]
 
 
 def _task_classes(transformers: Any, task: str) -> list[Any]:
-    known: dict[str, Any] = transformers.pipelines.SUPPORTED_TASKS
-    entry = known.get(transformers.pipelines.TASK_ALIASES.get(task, task))
+    """List the classes for a task of transformers' pipelines."""
+    tasks: dict[str, Any] = transformers.pipelines.SUPPORTED_TASKS
+    entry = tasks.get(transformers.pipelines.TASK_ALIASES.get(task, task))
     if entry is None:
-        raise SourceError(f"there is no task {task!r}", hint=f"known: {', '.join(sorted(known))}")
+        raise SourceError(f"there is no task {task!r}", hint=f"known: {', '.join(sorted(tasks))}")
     return list(entry["pt"]) or [transformers.AutoModel]
 
 
-def _cannot_load(hub: Hub, error: BaseException, how: str = "") -> SourceError:
-    said = first_line(error)[:300]
+def _load_error(hub: Hub, error: BaseException, as_class: str = "") -> SourceError:
+    """Build the error for a model that transformers cannot load."""
+    reason = first_line(error)[:_MAX_REASON]
     if isinstance(error, pickle.UnpicklingError):
-        said = "its weights are a pickle that holds more than tensors, and opening it would run its code"
+        reason = (
+            "its weights are a pickle that holds more than tensors, "
+            "and opening it would run its code"
+        )
         hint = "save the model again with save_pretrained, which writes safetensors"
     elif "trust_remote_code" in str(error):
         hint = "--trust-remote-code runs the code that comes with the model; read it first"
     elif hub.is_folder:
         hint = "the folder has to hold a config.json and weights, as save_pretrained writes them"
     else:
-        hint = "it is no local folder, and no model of that name can be had from the hub"
-    return SourceError(f"cannot load {hub.name!r}{how}: {said}", hint=hint)
-
-
-DEFAULT_TEXT = "every node of this graph belongs to a module"
-_LONGER_TEXT = f"{DEFAULT_TEXT}, and every module that ran is accounted for"
-_SIDE = 96
-_SECONDS = 1.0
+        hint = "there is no local folder of that name, and the hub has no model of that name"
+    return SourceError(f"cannot load {hub.name!r}{as_class}: {reason}", hint=hint)
 
 
 class Processors(NamedTuple):
-    """What a model's folder has to make inputs with."""
+    """The processors that come with a model."""
 
     combined: Any | None
     tokenizer: Any | None
     image: Any | None
-    sound: Any | None
+    audio: Any | None
 
 
-def _has_words(hub: Hub, tokenizer: Any) -> bool:
-    """transformers makes up a tokenizer of special tokens alone for a folder that has no files of one."""
+class ProcessorOutput(NamedTuple):
+    """The tensors of one processor; the others describe the first one."""
+
+    processor: str
+    tensors: Tensors
+
+
+def find_processors(hub: Hub) -> Processors:
+    """Load the processors that come with a model.
+
+    Args:
+        hub: Where the model is.
+
+    Returns:
+        The processors; None for those that it does not have or that cannot be loaded.
+    """
+    transformers = import_transformers()
+
+    def load(auto_class: Any) -> Any | None:
+        try:
+            return auto_class.from_pretrained(hub.name, **hub.options)
+        except Exception:  # folders of other versions fail in many ways
+            return None
+
+    combined = load(transformers.AutoProcessor)
+    if not isinstance(combined, transformers.ProcessorMixin):
+        combined = None
+    tokenizer = getattr(combined, "tokenizer", None) or load(transformers.AutoTokenizer)
+    image = getattr(combined, "image_processor", None) or load(transformers.AutoImageProcessor)
+    audio = getattr(combined, "feature_extractor", None) or load(transformers.AutoFeatureExtractor)
+    is_tokenizer = isinstance(tokenizer, transformers.PreTrainedTokenizerBase)
+    return Processors(
+        combined,
+        tokenizer if is_tokenizer and _has_vocabulary(hub, tokenizer) else None,
+        image,
+        # Image processors used to be feature extractors as well.
+        audio if hasattr(audio, "sampling_rate") else None,
+    )
+
+
+def _has_vocabulary(hub: Hub, tokenizer: Any) -> bool:
+    """Return whether a tokenizer was loaded from files.
+
+    For a folder without any, transformers makes a tokenizer of special tokens alone.
+    """
     folder = Path(hub.name)
     names = ("tokenizer.json", "tokenizer_config.json", *tokenizer.vocab_files_names.values())
     return not hub.is_folder or any((folder / name).is_file() for name in names)
 
 
-class ProcessorOutput(NamedTuple):
-    """What one processor made; its first tensor is the one that the others describe."""
-
-    by: str
-    tensors: dict[str, torch.Tensor]
-
-
-def find_processors(hub: Hub) -> Processors:
-    """Each class is asked in turn; one that finds nothing is left out."""
-    transformers = import_transformers()
-
-    def ask(kind: Any) -> Any | None:
-        try:
-            return kind.from_pretrained(hub.name, **hub.options)
-        except (
-            Exception
-        ):  # a folder of any age may hold anything: what cannot be loaded is not there
-            return None
-
-    combined = ask(transformers.AutoProcessor)
-    if not isinstance(combined, transformers.ProcessorMixin):
-        combined = None
-    tokenizer = getattr(combined, "tokenizer", None) or ask(transformers.AutoTokenizer)
-    image = getattr(combined, "image_processor", None) or ask(transformers.AutoImageProcessor)
-    sound = getattr(combined, "feature_extractor", None) or ask(transformers.AutoFeatureExtractor)
-    if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase) or not _has_words(
-        hub, tokenizer
-    ):
-        tokenizer = None
-    if not hasattr(sound, "sampling_rate"):  # of old, image processors were feature extractors too
-        sound = None
-    return Processors(combined, tokenizer, image, sound)
-
-
 def process_examples(
     processors: Processors, text: str | None, batch: int = 1, longer: bool = False
 ) -> list[ProcessorOutput]:
-    """Everything the processors make of a text, an image and a sound; longer ones for the second size."""
-    words = text or (_LONGER_TEXT if longer else DEFAULT_TEXT)
-    if text is not None and longer:
-        words = f"{text} {text}"
-    together = (
-        _call_combined(processors, words, batch, longer) if processors.combined is not None else {}
-    )
+    """Process an example text, image and sound.
+
+    Args:
+        processors: The processors of a model.
+        text: The text to process; None for a default one.
+        batch: Number of copies to process together.
+        longer: Whether to make text and sound longer.
+
+    Returns:
+        What the combined processor makes, or else what each of the others makes.
+    """
+    if not text:
+        text = _LONGER_TEXT if longer else _TEXT
+    elif longer:
+        text = f"{text} {text}"
+    together = _process_together(processors, text, batch, longer)
     if together:
         return [ProcessorOutput("processor", together)]
-    parts = (
-        ProcessorOutput("tokenizer", _call(processors.tokenizer, [words] * batch, padding=True)),
-        ProcessorOutput("image processor", _call(processors.image, [_image()] * batch)),
-        ProcessorOutput("feature extractor", _call_sound(processors.sound, batch, longer)),
-    )
-    return [part for part in parts if part.tensors]
-
-
-def _call_combined(
-    processors: Processors, words: str, batch: int, longer: bool
-) -> dict[str, torch.Tensor]:
-    """Text, image and sound together, with the marks in the text that stand for the other two."""
-    combined: Any = processors.combined
-    takes = inspect.signature(combined.__call__).parameters
-    marks = [
-        str(mark)
-        for name in ("image_token", "audio_token")
-        if (mark := getattr(combined, name, None))
+    outputs = [
+        ProcessorOutput("tokenizer", _process(processors.tokenizer, [text] * batch, padding=True)),
+        ProcessorOutput("image processor", _process(processors.image, [_make_image()] * batch)),
     ]
-    for prefix in ((" ".join(marks) + " ") if marks else "", ""):
-        options: dict[str, Any] = {}
-        if processors.tokenizer is not None and "text" in takes:
-            options |= {"text": [prefix + words] * batch, "padding": True}
-        if processors.image is not None and "images" in takes:
-            options["images"] = [_image()] * batch
-        if processors.sound is not None and "audio" in takes:
-            options |= {"audio": [_sound(processors.sound, longer)] * batch}
-        found = _call(combined, **options)
-        if found:
-            return found
+    if processors.audio is not None:
+        sounds = [_make_sound(processors.audio, longer)] * batch
+        rate = int(processors.audio.sampling_rate)
+        tensors = _process(processors.audio, sounds, sampling_rate=rate)
+        outputs.append(ProcessorOutput("feature extractor", tensors))
+    return [output for output in outputs if output.tensors]
+
+
+def _process_together(processors: Processors, text: str, batch: int, longer: bool) -> Tensors:
+    """Process text, image and sound with the combined processor, if there is one."""
+    combined: Any = processors.combined
+    if combined is None:
+        return {}
+    parameters = inspect.signature(combined.__call__).parameters
+    options: dict[str, Any] = {}
+    if processors.image is not None and "images" in parameters:
+        options["images"] = [_make_image()] * batch
+    if processors.audio is not None and "audio" in parameters:
+        options["audio"] = [_make_sound(processors.audio, longer)] * batch
+    if processors.tokenizer is None or "text" not in parameters:
+        return _process(combined, **options)
+    # Some processors need a token in the text for each image and sound, others reject it.
+    tokens = [getattr(combined, name, None) for name in ("image_token", "audio_token")]
+    with_tokens = " ".join([*(str(token) for token in tokens if token), text])
+    for words in dict.fromkeys((with_tokens, text)):
+        tensors = _process(combined, text=[words] * batch, padding=True, **options)
+        if tensors:
+            return tensors
     return {}
 
 
-def _call_sound(extractor: Any | None, batch: int, longer: bool) -> dict[str, torch.Tensor]:
-    if extractor is None:
-        return {}
-    rate = int(extractor.sampling_rate)
-    return _call(extractor, [_sound(extractor, longer)] * batch, sampling_rate=rate)
-
-
-def _call(processor: Any | None, *args: Any, **options: Any) -> dict[str, torch.Tensor]:
-    """What a processor makes, tensors only; nothing if it cannot."""
+def _process(processor: Any | None, *args: Any, **options: Any) -> Tensors:
+    """Call a processor and keep its tensors; nothing if it fails or returns an empty one."""
     if processor is None:
         return {}
-    if options.get("padding") and getattr(processor, "pad_token", "") is None:
-        options.pop("padding")  # all texts are the same, so they need none
-    for attempt in (options, {name: value for name, value in options.items() if name != "padding"}):
+    # Not every processor can pad, and all examples have the same length anyway.
+    unpadded = {name: value for name, value in options.items() if name != "padding"}
+    pads = "padding" in options and getattr(processor, "pad_token", "") is not None
+    for attempt in (options, unpadded) if pads else (unpadded,):
         try:
-            made: Mapping[str, Any] = processor(*args, return_tensors="pt", **attempt)
-        except Exception:
+            result: Mapping[str, Any] = processor(*args, return_tensors="pt", **attempt)
+        except Exception:  # whatever it raises, it has no inputs for us
             continue
-        found = {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
-        return found if all(value.numel() for value in found.values()) else {}
+        tensors = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
+        return tensors if all(value.numel() for value in tensors.values()) else {}
     return {}
 
 
-def _image() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A small picture with a gradient in each colour."""
-    across = np.linspace(0, 255, _SIDE, dtype=np.uint8)
-    return np.stack(
-        [
-            np.tile(across, (_SIDE, 1)),
-            np.tile(across[:, None], (1, _SIDE)),
-            np.full((_SIDE, _SIDE), 128),
-        ],
-        -1,
-    ).astype(np.uint8)
+def _make_image() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Make a small image with a gradient in two of its colours."""
+    gradient = np.linspace(0, 255, _IMAGE_SIDE, dtype=np.uint8)
+    across, down = np.meshgrid(gradient, gradient)
+    return np.stack([across, down, np.full_like(across, 128)], axis=-1)
 
 
-def _sound(extractor: Any, longer: bool) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A second of a steady tone, or a second and a half."""
+def _make_sound(extractor: Any, longer: bool) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Make one second of a steady tone, or one and a half."""
     rate = int(extractor.sampling_rate)
-    moments = np.arange(int(rate * _SECONDS * (1.5 if longer else 1.0))) / rate
-    return (0.5 * np.sin(2 * np.pi * 440 * moments)).astype(np.float32)
+    seconds = np.arange(int(rate * (1.5 if longer else 1.0))) / rate
+    return (0.5 * np.sin(2 * np.pi * _TONE_HERTZ * seconds)).astype(np.float32)

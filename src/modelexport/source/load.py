@@ -22,11 +22,17 @@ from modelexport.errors import SourceError, describe_type, first_line
 from modelexport.source.huggingface import Head, Hub, load_model
 
 _FACTORY = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
-_FILE_FACTORY = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
+_FILE_FACTORY = re.compile(r"(?P<module>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
+_WRITE_FACTORY = (
+    "write a function that builds the model and loads its weights, "
+    "and name it as path/to/file.py:function"
+)
+_SAVE_PROGRAM = "save a program with torch.export.save"
+_MAX_REASON = 300
 
 
 class LoadedModel(NamedTuple):
-    """A model, where it came from, and the inputs that came with it (None: they are to be made)."""
+    """A model, its name, and the inputs that came with it; None if they have to be made."""
 
     model: nn.Module | torch.export.ExportedProgram
     name: str
@@ -45,83 +51,117 @@ def load_source(
     random_weights: bool = False,
     seed: int = 0,
 ) -> LoadedModel:
-    """The model for `package.module:factory`, `file.py:factory`, a `.pt2`, a Hugging Face folder, or a hub name."""
+    """Load the model that a command line names.
+
+    Args:
+        spec: A Hugging Face folder, a hub name, `package.module:factory`,
+            `path/to/file.py:factory`, or a `.pt2` file.
+        task: Load the class for this task of transformers.
+        model_class: Load this class of transformers.
+        revision: Branch, tag or commit on the hub.
+        trust_remote_code: Whether to run code that comes with the model.
+        random_weights: Whether to build the model from its configuration alone.
+        seed: Seed of random weights and of factories.
+
+    Returns:
+        The model.
+
+    Raises:
+        SourceError: If there is no such model or it cannot be loaded.
+    """
     torch.manual_seed(seed)
     path = Path(spec)
-    there = _exists(path)
-    in_file = None if there else _FILE_FACTORY.fullmatch(spec)
-    in_module = None if there else _FACTORY.fullmatch(spec)
-    if not there and spec.endswith(":"):
+    exists = _exists(path)
+    factory = None if exists else _FILE_FACTORY.fullmatch(spec) or _FACTORY.fullmatch(spec)
+    if not exists and factory is None:
+        _check_spelling(spec)
+    if path.is_dir() if exists else factory is None and path.suffix != ".pt2":
+        hub = Hub(spec, revision, trust_remote_code)
+        model, notes = load_model(hub, Head(task, model_class, random_weights))
+        return LoadedModel(model, path.name if exists else spec, hub=hub, notes=notes)
+    for option, value in (
+        ("--task", task),
+        ("--model-class", model_class),
+        ("--revision", revision),
+        ("--random-weights", random_weights),
+    ):
+        if value:
+            raise SourceError(
+                f"{option} is for Hugging Face models, and {spec} is none",
+                hint="leave it out, or name a folder or a model of the hub",
+            )
+    if factory is not None:
+        return _load_factory(factory["module"], factory["name"])
+    if path.suffix != ".pt2":
+        raise _unsupported_file(path)
+    return LoadedModel(_load_program(path), path.name)
+
+
+def _exists(path: Path) -> bool:
+    """Return whether there is such a file, also for text that cannot be a file name."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _check_spelling(spec: str) -> None:
+    """Raise for text that is meant as a factory or a path, so as not to ask the hub for it."""
+    if spec.endswith(":"):
         raise SourceError(
             f"the name of a factory is missing after the colon in {spec!r}",
             hint="name a callable that returns a model, as in path/to/file.py:make_model",
         )
-    if (
-        not there
-        and (spec.startswith((".", "/", "~")) or spec.count("/") > 1)
-        and not (in_file or in_module)
-    ):
+    if spec.startswith((".", "/", "~")) or spec.count("/") > 1:
         raise SourceError(f"there is no folder or file {spec}", hint="check the path")
-    if (there and path.is_dir()) or not (there or in_file or in_module or path.suffix == ".pt2"):
-        hub = Hub(spec, revision, trust_remote_code)
-        model, notes = load_model(hub, Head(task, model_class, random_weights))
-        return LoadedModel(model, path.name if there else spec, hub=hub, notes=notes)
-    _refuse_options(
-        spec, task=task, model_class=model_class, revision=revision, random_weights=random_weights
-    )
-    if in_file is not None:
-        file = Path(in_file["file"])
-        with _importable(file.resolve().parent):
-            return _from_factory(
-                f"{file.name}:{in_file['name']}", in_file["name"], _import_file(file)
-            )
-    if in_module is not None:
-        with _importable(Path.cwd()):
-            return _from_factory(spec, in_module["name"], _import(in_module["module"]))
-    if path.suffix != ".pt2":
-        raise refuse_file(path)
-    return LoadedModel(load_program(path), path.name)
 
 
-def _exists(path: Path) -> bool:
+def _load_factory(module_name: str, name: str) -> LoadedModel:
+    """Call a factory in a Python file or an installed module."""
+    path = Path(module_name)
+    is_file = path.suffix == ".py"
+    spec = f"{path.name if is_file else module_name}:{name}"
+    # The factory may import its neighbours when it is called, not only when it is imported.
+    with _importable(path.resolve().parent if is_file else Path.cwd()):
+        module = _import_file(path) if is_file else _import_module(module_name)
+        return _call_factory(spec, name, module)
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Put a folder on the import path."""
+    sys.path.insert(0, str(folder))
     try:
-        return path.exists()
-    except OSError:  # a name that no file could have
-        return False
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
 
 
-def _refuse_options(spec: str, **options: object) -> None:
-    for name, value in options.items():
-        if value:
-            raise SourceError(
-                f"--{name.replace('_', '-')} is for Hugging Face models, and {spec} is none",
-                hint="leave it out, or name a folder or a model of the hub",
-            )
-
-
-def _import(module_name: str) -> ModuleType:
-    with _import_failure(repr(module_name)):
+def _import_module(name: str) -> ModuleType:
+    """Import a module by name."""
+    with _import_errors(repr(name)):
         try:
-            return importlib.import_module(module_name)
+            return importlib.import_module(name)
         except ImportError as error:
             raise SourceError(
-                f"cannot import {module_name!r}: {error}",
+                f"cannot import {name!r}: {error}",
                 hint="run from the folder that holds it, or install it",
             ) from error
 
 
 def _import_file(path: Path) -> ModuleType:
-    """A Python file as a module; what lies beside it can be imported by it."""
+    """Import a Python file, under a name that hides no other module."""
     if not path.is_file():
         raise SourceError(f"there is no file {path}", hint="name it as path/to/file.py:factory")
-    taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names
-    name = f"{path.stem}_factory" if taken else path.stem
+    is_taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names
+    name = f"{path.stem}_factory" if is_taken else path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise SourceError(f"cannot import {path}", hint="name a Python file")
     module = importlib.util.module_from_spec(spec)
-    with _import_failure(str(path)):
-        sys.modules[name] = module  # classes look their module up by its name
+    with _import_errors(str(path)):
+        sys.modules[name] = module  # dataclasses and pickle look up a class's module by name
         try:
             spec.loader.exec_module(module)
         except BaseException:
@@ -131,18 +171,8 @@ def _import_file(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))
-
-
-@contextmanager
-def _import_failure(name: str) -> Iterator[None]:
-    """Whatever a user's module raises while it is imported, in one line."""
+def _import_errors(name: str) -> Iterator[None]:
+    """Report whatever a module raises while it is imported as a SourceError."""
     try:
         yield
     except SourceError:
@@ -154,7 +184,8 @@ def _import_failure(name: str) -> Iterator[None]:
         ) from error
 
 
-def _from_factory(spec: str, name: str, module: ModuleType) -> LoadedModel:
+def _call_factory(spec: str, name: str, module: ModuleType) -> LoadedModel:
+    """Get the model from a callable, or from a name that is a model itself."""
     factory: Any = module
     try:
         for part in name.split("."):
@@ -170,15 +201,14 @@ def _from_factory(spec: str, name: str, module: ModuleType) -> LoadedModel:
             f"{spec} is {describe_type(factory)}, not a callable", hint="name a function or a class"
         )
     try:
-        made = factory()
+        result = factory()
     except (Exception, SystemExit) as error:
+        needs_arguments = isinstance(error, TypeError)
         raise SourceError(
             f"{spec} raised {explain_failure(error).line}",
-            hint="a factory is called without arguments"
-            if isinstance(error, TypeError)
-            else "mend the factory",
+            hint="a factory is called without arguments" if needs_arguments else "fix the factory",
         ) from error
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, nn.Module):
         raise SourceError(
             f"{spec} returned {describe_type(model)}",
@@ -187,16 +217,13 @@ def _from_factory(spec: str, name: str, module: ModuleType) -> LoadedModel:
     return LoadedModel(unwrap_model(model), spec, inputs)
 
 
-_INSTEAD = "write a function that builds the model and loads its weights, and name it as path/to/file.py:function"
-
-
-def refuse_file(path: Path) -> SourceError:
-    """Why a file that is no `.pt2` cannot be a source, and what to do instead."""
+def _unsupported_file(path: Path) -> SourceError:
+    """Build the error for a file that is no `.pt2`, with what to do instead."""
     try:
         with path.open("rb") as file:
-            head = file.read(8)
+            magic = file.read(2)
     except OSError as error:
-        return SourceError(f"cannot read {path}: {error.strerror}", hint=_INSTEAD)
+        return SourceError(f"cannot read {path}: {error.strerror}", hint=_WRITE_FACTORY)
     if path.suffix == ".onnx":
         return SourceError(
             f"{path} is an ONNX file already", hint="analyze, validate and compare read it"
@@ -206,10 +233,10 @@ def refuse_file(path: Path) -> SourceError:
             f"{path} holds weights and no model",
             hint="name the folder that holds it and config.json",
         )
-    if head[:1] == b"\x80" or head[:2] == b"PK":
+    if magic[:1] == b"\x80" or magic == b"PK":  # a pickle, or the zip archive of torch.save
         return SourceError(
             f"{path} is a pickle, and opening one runs whatever code is in it",
-            hint=f"{_INSTEAD}; or save a program with torch.export.save as .pt2",
+            hint=f"{_WRITE_FACTORY}; or {_SAVE_PROGRAM} as .pt2",
         )
     return SourceError(
         f"{path} is a file",
@@ -217,40 +244,39 @@ def refuse_file(path: Path) -> SourceError:
     )
 
 
-def load_program(path: Path) -> torch.export.ExportedProgram:
-    """The program in a `.pt2` file, by torch's own reader with everything off that could run code from the file."""
+def _load_program(path: Path) -> torch.export.ExportedProgram:
+    """Load a `.pt2` file with torch's reader, and nothing enabled that could run code from it."""
     if not path.is_file():
-        raise SourceError(f"there is no file {path}", hint="save a program with torch.export.save")
+        raise SourceError(f"there is no file {path}", hint=_SAVE_PROGRAM)
     try:
         with zipfile.ZipFile(path) as archive:
-            compiled = [name for name in archive.namelist() if "/aotinductor/" in name]
+            is_compiled = any("/aotinductor/" in name for name in archive.namelist())
     except (zipfile.BadZipFile, OSError) as error:
-        raise SourceError(
-            f"{path} is no .pt2 archive: {error}", hint="save a program with torch.export.save"
-        ) from error
-    if compiled:
+        raise SourceError(f"{path} is no .pt2 archive: {error}", hint=_SAVE_PROGRAM) from error
+    if is_compiled:
         raise SourceError(
             f"{path} holds compiled code, which is not loaded",
             hint="save the program itself with torch.export.save",
         )
     try:
-        with _nothing_unpickled(path), silence_torch(verbose=False):
+        with _no_unpickling(path), silence_torch(verbose=False):
             return torch.export.load(path)
     except SourceError:
         raise
     except Exception as error:
         raise SourceError(
-            f"torch {torch.__version__} cannot load {path}: {first_line(error)[:300]}",
-            hint="it may be of another version of torch, or damaged; save it again with torch.export.save",
+            f"torch {torch.__version__} cannot load {path}: {first_line(error)[:_MAX_REASON]}",
+            hint="it may be of another version of torch, or damaged; "
+            "save it again with torch.export.save",
         ) from error
 
 
 @contextmanager
-def _nothing_unpickled(path: Path) -> Iterator[None]:
-    """torch's reader falls back to pickle for some parts: let it load plain tensors only."""
+def _no_unpickling(path: Path) -> Iterator[None]:
+    """Let torch's reader load plain tensors only: it falls back to pickle for some parts."""
     from torch.export.pt2_archive import _package
 
-    restricted = torch.load
+    load = torch.load
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise SourceError(
@@ -258,17 +284,18 @@ def _nothing_unpickled(path: Path) -> Iterator[None]:
             hint="save a program whose weights, constants and example inputs are plain tensors",
         )
 
-    def tensors_only(file: Any, *args: Any, **options: Any) -> Any:
+    def load_tensors(file: Any, *args: Any, **options: Any) -> Any:
         try:
-            return restricted(file, *args, **{**options, "weights_only": True})
+            return load(file, *args, **{**options, "weights_only": True})
         except pickle.UnpicklingError:
             return refuse()
 
     class NoPickle:
         loads = load = staticmethod(refuse)
 
+    # Every way in which torch's reader unpickles: torch.load, pickle itself, and its C++ reader.
     with (
-        swap_attributes(torch, load=tensors_only),
+        swap_attributes(torch, load=load_tensors),
         swap_attributes(_package, pickle=NoPickle),
         swap_attributes(torch._C, _pickle_load_obj=refuse),
     ):

@@ -1,9 +1,8 @@
-"""Find the modules that cause a difference."""
+"""Separate the modules that cause a difference from those that inherit it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from modelexport.errors import FormatError
@@ -14,30 +13,42 @@ from modelexport.extraction.initializers import load_initializers
 from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.tree import is_within
 from modelexport.verification.pairing import PairedCall
-from modelexport.verification.records import Array, Blame, Tolerance, measure_difference, value_kind
-from modelexport.verification.runtime import run_model_bytes
+from modelexport.verification.records import (
+    Array,
+    Blame,
+    Tolerance,
+    is_comparable,
+    measure_difference,
+    numeric_kind,
+)
+from modelexport.verification.runtime import Session
 
 Values = dict[str, Array]
-Suspect = tuple[PairedCall, Values]
-"""A call, and for each tensor of the file that differs what it should be."""
+"""Values of the main graph by name."""
+
+_PROGRESS_STEPS = 10
 
 
-_STEPS = 10
-"""How often progress is told."""
+class Suspect(NamedTuple):
+    """A call that differs, and PyTorch's value for each value of the file that is wrong."""
+
+    call: PairedCall
+    wrong: Values
 
 
 class Verdict(NamedTuple):
-    """Where a difference comes from, and how great it is on PyTorch's own inputs, where that was tried."""
+    """Where a difference comes from, and its size on PyTorch's own inputs if that was measured."""
 
     blame: Blame
     own_abs: float | None = None
 
 
 class BlameFinder:
-    """Judges calls one after the other, those that finished first before those around them.
+    """Judges the calls that differ, one after the other, inner calls before outer ones.
 
-    PyTorch's values are known of what the model is given, and of what its calls returned. A module is run with
-    everything that lies between it and such values, so that nothing it is given is a guess.
+    PyTorch's values are known for the inputs of the model and for the results of its calls. To
+    judge a module, its nodes are run from such values: where other nodes lie in between, they are
+    run too, so that no value has to be guessed.
     """
 
     def __init__(
@@ -47,7 +58,16 @@ class BlameFinder:
         feeds: Mapping[str, Array],
         tolerance: Tolerance,
     ) -> None:
+        """Collect what PyTorch's values are known for.
+
+        Args:
+            file: The ONNX file.
+            calls: All calls of the run.
+            feeds: The inputs of the file.
+            tolerance: The difference that is allowed.
+        """
         self._file = file
+        self._main = file.source.main
         self._tolerance = tolerance
         self._feeds = feeds
         self._known: Values = dict(feeds)
@@ -57,190 +77,191 @@ class BlameFinder:
                 if len(pair.names) == 1:
                     self._known.setdefault(pair.names[0], pair.expected)
                     self._returned_by.setdefault(pair.names[0], set()).add(paired.call.path)
-        self._own_work: dict[str, float | None] = {}
-        main = file.source.main
-        self._maker = {
-            name: place for place, node in enumerate(main.nodes) for name in node.output if name
+        self._producer = {
+            name: index
+            for index, node in enumerate(self._main.nodes)
+            for name in node.output
+            if name
         }
-        self._made_by: dict[tuple[str, int | None], list[int]] = {}
-        for place, tag in enumerate(main.tags):
+        self._nodes_of: dict[tuple[str, int | None], list[int]] = {}
+        for index, tag in enumerate(self._main.tags):
             if tag is not None:
-                self._made_by.setdefault((tag.hierarchy_module, tag.hierarchy_call), []).append(
-                    place
-                )
+                key = (tag.hierarchy_module, tag.hierarchy_call)
+                self._nodes_of.setdefault(key, []).append(index)
+        # Modules whose own nodes are known to differ, from judging a child that consumes them.
+        self._own_difference: dict[str, float | None] = {}
 
-    def blame(self, suspects: Sequence[Suspect], step: Callable[[str], None]) -> list[Verdict]:
-        """For each suspect, in the order in which they finished, where its difference comes from."""
+    def judge(self, suspects: Sequence[Suspect], step: Callable[[str], None]) -> list[Verdict]:
+        """Find out where the difference of each call comes from.
+
+        Args:
+            suspects: The calls that differ, in the order in which they finished.
+            step: Called with a line of progress.
+
+        Returns:
+            A verdict for each of them.
+        """
         judged: list[tuple[PairedCall, Verdict]] = []
-        for number, (paired, wrong) in enumerate(suspects):
-            if number % (1 + len(suspects) // _STEPS) == 0:
+        for number, suspect in enumerate(suspects):
+            if number % (1 + len(suspects) // _PROGRESS_STEPS) == 0:
                 step(f"run what differs by itself, {number + 1} of {len(suspects)}")
-            inside = {verdict.blame for other, verdict in judged if self._is_inside(other, paired)}
-            judged.append((paired, self._verdict(paired, wrong, inside)))
+            inside = {
+                verdict.blame for other, verdict in judged if self._is_inside(other, suspect.call)
+            }
+            judged.append((suspect.call, self._judge_one(suspect, inside)))
         return [verdict for _, verdict in judged]
 
-    def _verdict(self, paired: PairedCall, wrong: Values, inside: set[Blame]) -> Verdict:
-        """A module's own work, given what its children return in PyTorch; else its children; else all of it."""
-        path = paired.call.path
-        if path in self._own_work:
-            return Verdict(Blame.HERE, self._own_work[path])
+    def _judge_one(self, suspect: Suspect, inside: set[Blame]) -> Verdict:
+        """Judge a module's own nodes first, then the modules inside it, then all its nodes."""
+        path = suspect.call.call.path
+        if path in self._own_difference:
+            return Verdict(Blame.HERE, self._own_difference[path])
         if inside:
-            own = self._run(
-                paired,
-                {n: v for n, v in wrong.items() if not self._is_returned_inside(n, path)},
-                True,
-            )
-            if own is not None and own.blame == Blame.HERE:
-                return own
+            own = {n: v for n, v in suspect.wrong.items() if not self._is_returned_inside(n, path)}
+            verdict = self._run(Suspect(suspect.call, own), from_children=True)
+            if verdict is not None and verdict.blame == Blame.HERE:
+                return verdict
             if inside & {Blame.HERE, Blame.INSIDE}:
                 return Verdict(Blame.INSIDE)
             if Blame.UNCLEAR in inside:
                 return Verdict(Blame.UNCLEAR)
-        return self._run(paired, wrong, False) or Verdict(Blame.INHERITED)
+        return self._run(suspect, from_children=False) or Verdict(Blame.INHERITED)
 
     def _is_inside(self, inner: PairedCall, outer: PairedCall) -> bool:
-        modules, path = self._file.modules, outer.call.path
+        """Return whether a call was made by another one, as far as that is known."""
+        path = outer.call.path
         if inner.call.path == path or not is_within(inner.call.path, path):
             return False
-        return modules.call_within(inner.call.path, inner.call.index, path) in (
-            outer.call.index,
-            None,
-        )
+        call = self._file.modules.call_within(inner.call.path, inner.call.number, path)
+        return call in (outer.call.number, None)
 
     def _is_returned_inside(self, name: str, path: str) -> bool:
-        return any(
-            other != path and is_within(other, path) for other in self._returned_by.get(name, ())
-        )
+        """Return whether a module below this one returned a value."""
+        returned_by = self._returned_by.get(name, ())
+        return any(other != path and is_within(other, path) for other in returned_by)
 
-    def _is_others_result(self, name: str, path: str) -> bool:
-        """Whether another module returned a tensor, one that is neither inside this one nor around it."""
+    def _is_returned_outside(self, name: str, path: str) -> bool:
+        """Return whether a module apart from this one, neither in it nor around it, returned it."""
         returned_by = self._returned_by.get(name, ())
         return any(
             not is_within(other, path) and not is_within(path, other) for other in returned_by
         )
 
-    def _run(self, paired: PairedCall, wrong: Values, own_work: bool) -> Verdict | None:
-        """Run what makes these tensors, back to PyTorch's values; None where no node of the module is in it."""
+    def _run(self, suspect: Suspect, from_children: bool) -> Verdict | None:
+        """Compute the wrong values again from PyTorch's values.
+
+        With `from_children`, what the modules inside returned is taken from PyTorch as well.
+        Returns None if none of the module's nodes computes them.
+        """
+        paired, wrong = suspect
         path = paired.call.path
 
         def is_known(name: str) -> bool:
-            if name in self._feeds or self._is_others_result(name, path):
+            if name in self._feeds or self._is_returned_outside(name, path):
                 return True
-            return own_work and name not in wrong and self._is_returned_inside(name, path)
+            return from_children and name not in wrong and self._is_returned_inside(name, path)
 
-        places = self._back_from(wrong, is_known)
-        mine = self._places(paired)
-        tags = self._file.source.main.tags
-        if not any(place in mine or tags[place] is None for place in places):
+        nodes = self._nodes_behind(wrong, is_known)
+        own = self._own_nodes(paired)
+        own_or_untagged = {i for i in nodes if i in own or self._main.tags[i] is None}
+        if not own_or_untagged:
             return None
-        # What other modules' nodes make of those values, on the way to this one.
-        border = [
+        # Values that enter the module from nodes of others, computed from PyTorch's values.
+        others = nodes - own
+        entering = [
             name
-            for place in sorted(places & mine)
-            for name in self._reads_from(place, places - mine)
+            for index in sorted(nodes & own)
+            for name in self._main.reads(index)
+            if self._producer.get(name) in others
         ]
         try:
-            given = self._values(paired, places, [*wrong, *border], self._known)
-            verdict = self._compared(wrong, given)
-            if verdict.blame == Blame.HERE and (taken := self._closest(paired, border, given)):
-                fed = {**self._known, **given, **taken}
-                again = self._values(
-                    paired, {p for p in places if p in mine or tags[p] is None}, list(wrong), fed
+            values = self._compute(paired, nodes, [*wrong, *entering], self._known)
+            verdict = self._compare(wrong, values)
+            if verdict.blame == Blame.HERE and (
+                arguments := self._match_arguments(paired, entering, values)
+            ):
+                # Nodes of others may have gone wrong on the way: run again on PyTorch's arguments.
+                known = {**self._known, **values, **arguments}
+                again = self._compare(
+                    wrong, self._compute(paired, own_or_untagged, list(wrong), known)
                 )
-                better = self._compared(wrong, again)
-                if better.blame == Blame.INHERITED:
-                    self._note_own_work(taken, verdict.own_abs)
-                    verdict = better
-        except (FormatError, KeyError):
+                if again.blame == Blame.INHERITED:
+                    self._blame_producers(arguments, verdict.own_abs)
+                    return again
+        except FormatError:
             return Verdict(Blame.UNCLEAR)
         return verdict
 
-    def _note_own_work(self, names: Iterable[str], size: float | None) -> None:
-        """A module's own nodes, on the way to one of its children, make something else than PyTorch does."""
+    def _blame_producers(self, names: Iterable[str], difference: float | None) -> None:
+        """Record that the modules that compute these values do so wrongly with their own nodes."""
         for name in names:
-            tag = self._file.source.main.tags[self._maker[name]]
+            tag = self._main.tags[self._producer[name]]
             if tag is not None:
-                self._own_work.setdefault(tag.hierarchy_module, size)
+                self._own_difference.setdefault(tag.hierarchy_module, difference)
 
-    def _places(self, paired: PairedCall) -> set[int]:
-        """The module's nodes in the main graph."""
+    def _own_nodes(self, paired: PairedCall) -> set[int]:
+        """Find the nodes of a call in the main graph."""
         call = paired.call
         record = self._file.modules.records.get(call.path)
-        number = call.index if record is not None and record.calls > 1 else None
+        number = call.number if record is not None and record.calls > 1 else None
         belongs = self._file.modules.holds(ModuleRef(call.path, None, number))
-        return {
-            place
-            for made_by, places in self._made_by.items()
-            if belongs(*made_by)
-            for place in places
-        }
+        return {index for key, nodes in self._nodes_of.items() if belongs(*key) for index in nodes}
 
-    def _back_from(self, names: Iterable[str], is_known: Callable[[str], bool]) -> set[int]:
-        """All nodes that these tensors are made of, back to what is known."""
-        main = self._file.source.main
-        places: set[int] = set()
-        pending = [self._maker[name] for name in names if name in self._maker]
+    def _nodes_behind(self, names: Iterable[str], is_known: Callable[[str], bool]) -> set[int]:
+        """Find the nodes that compute these values from known ones."""
+        nodes: set[int] = set()
+        pending = [self._producer[name] for name in names if name in self._producer]
         while pending:
-            place = pending.pop()
-            if place not in places:
-                places.add(place)
-                reads = (name for name in main.reads(place) if not is_known(name))
-                pending += [self._maker[name] for name in reads if name in self._maker]
-        return places
+            index = pending.pop()
+            if index not in nodes:
+                nodes.add(index)
+                unknown = (name for name in self._main.reads(index) if not is_known(name))
+                pending += [self._producer[name] for name in unknown if name in self._producer]
+        return nodes
 
-    def _reads_from(self, place: int, others: set[int]) -> list[str]:
-        return [
-            name for name in self._file.source.main.reads(place) if self._maker.get(name) in others
-        ]
-
-    def _values(
-        self, paired: PairedCall, places: set[int], names: Sequence[str], known: Mapping[str, Array]
-    ) -> dict[str, Array]:
-        """What these nodes make, from PyTorch's values."""
-        main = self._file.source.main
-        made = {name for place in places for name in main.nodes[place].output}
-        wanted = [name for name in dict.fromkeys(names) if name in made]
-        found = find_boundary([(main, sorted(places))], leaving=wanted)
-        target = ModuleRef(paired.call.path, None, paired.call.index)
-        piece = load_initializers(
-            build_model(self._file.source, found, target, ""), self._file.weights
-        )
-        feeds = {value.name: known[value.name] for value in piece.graph.input}
-        return run_model_bytes(piece.SerializeToString(), Path(), feeds)
-
-    def _compared(self, wrong: Values, given: Mapping[str, Array]) -> Verdict:
-        own, blame = 0.0, Blame.INHERITED
-        for name, expected in wrong.items():
-            if name not in given:
-                continue
-            if given[name].shape != expected.shape or value_kind(given[name]) != value_kind(
-                expected
-            ):
-                return Verdict(Blame.HERE)
-            apart = measure_difference(expected, given[name], self._tolerance)
-            own = max(own, apart.max_abs)
-            blame = blame if apart.within else Blame.HERE
-        return Verdict(blame, own)
-
-    def _closest(
-        self, paired: PairedCall, border: Iterable[str], given: Mapping[str, Array]
+    def _compute(
+        self, paired: PairedCall, nodes: set[int], names: Sequence[str], known: Mapping[str, Array]
     ) -> Values:
-        """Of PyTorch's arguments those that a tensor on the way should be, where it is none of them."""
-        found: Values = {}
-        for name in border:
-            value = given.get(name)
-            if value is None or value_kind(value) != "f":
+        """Run some nodes as a model of their own, and return those of the values they compute."""
+        computed = {name for index in nodes for name in self._main.nodes[index].output}
+        outputs = [name for name in dict.fromkeys(names) if name in computed]
+        boundary = find_boundary([(self._main, sorted(nodes))], leaving=outputs)
+        target = ModuleRef(paired.call.path, None, paired.call.number)
+        extracted = build_model(self._file.source, boundary, target, "")
+        model = load_initializers(extracted, self._file.weights)
+        return Session(model.SerializeToString()).run(known)
+
+    def _compare(self, wrong: Values, values: Mapping[str, Array]) -> Verdict:
+        """Judge values that were computed again."""
+        largest, blame = 0.0, Blame.INHERITED
+        for name, expected in wrong.items():
+            if name not in values:
                 continue
-            fitting = [
-                other
-                for other in paired.call.taken
-                if other.shape == value.shape and value_kind(other) == "f"
+            if not is_comparable(expected, values[name]):
+                return Verdict(Blame.HERE)
+            difference = measure_difference(expected, values[name], self._tolerance)
+            largest = max(largest, difference.max_abs)
+            blame = blame if difference.within else Blame.HERE
+        return Verdict(blame, largest)
+
+    def _match_arguments(
+        self, paired: PairedCall, entering: Iterable[str], values: Mapping[str, Array]
+    ) -> Values:
+        """Match entering values to the call's arguments in PyTorch, where they are equal to none.
+
+        The closest argument of the same shape is taken. Values that are equal to an argument are
+        left out: nothing went wrong with them.
+        """
+        matches: Values = {}
+        for name in entering:
+            value = values.get(name)
+            if value is None or numeric_kind(value.dtype) != "f":
+                continue
+            differences = [
+                (measure_difference(argument, value, self._tolerance), argument)
+                for argument in paired.call.inputs
+                if is_comparable(argument, value)
             ]
-            if not fitting or any(
-                measure_difference(other, value, self._tolerance).within for other in fitting
-            ):
-                continue
-            found[name] = min(
-                fitting, key=lambda other: measure_difference(other, value, self._tolerance).max_abs
-            )
-        return found
+            if differences and not any(difference.within for difference, _ in differences):
+                matches[name] = min(differences, key=lambda pair: pair[0].max_abs)[1]
+        return matches

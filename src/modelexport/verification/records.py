@@ -1,4 +1,4 @@
-"""The records of a verification, and how two values are compared."""
+"""Records of a verification, and the comparison of two arrays."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy as np
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
 
+Array = np.ndarray[Any, Any]
+
 
 class Outcome(enum.StrEnum):
-    """What came of comparing one call of one module."""
+    """The result of comparing one call of a module."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -31,8 +33,8 @@ COMPARED = FAILED | {Outcome.AGREES}
 class Blame(enum.StrEnum):
     """Where a difference comes from.
 
-    `caused here`: given PyTorch's own inputs, it still differs. `caused inside`: a module inside it
-    does. `inherited`: given PyTorch's own inputs it agrees. `unclear`: it could not be run by itself.
+    `caused here`: the module differs even on PyTorch's own inputs. `caused inside`: a module inside
+    it does. `inherited`: on PyTorch's own inputs it agrees. `unclear`: it could not be run alone.
     """
 
     HERE = "caused here"
@@ -42,10 +44,10 @@ class Blame(enum.StrEnum):
 
 
 class TensorParity(msgspec.Struct, frozen=True):
-    """One tensor that a module returned, against the tensor of the file that it should be."""
+    """One tensor that a module returned, compared with the value of the file that stands for it."""
 
     tensor: str
-    """Its name in the file; empty if it is not there."""
+    """The name of the value in the file."""
     expected: str
     """Type and shape in PyTorch."""
     found: str
@@ -54,87 +56,93 @@ class TensorParity(msgspec.Struct, frozen=True):
     max_rel: float | None
     cosine: float | None
     within: bool
-    """Whether it agrees."""
+    """Whether it agrees within the tolerance."""
 
 
 class ModuleParity(msgspec.Struct, frozen=True, rename={"class_": "class"}):
-    """One call of a module; the differences are the greatest of its tensors."""
+    """One call of a module; its differences are the largest of its tensors."""
 
     module: str
     tag: str | None
     class_: str
     execution_order: int | None
     call: int | None
-    """Which call, where the module ran more than once."""
+    """The number of the call, if the module ran more than once."""
     outcome: Outcome
     blame: Blame | None
     max_abs: float | None
     max_rel: float | None
     cosine: float | None
     own_abs: float | None
-    """The greatest absolute difference that it makes when it is given PyTorch's own inputs, where that was tried."""
+    """The largest absolute difference on PyTorch's own inputs, if the module was run by itself."""
     note: str | None
-    """What else there is to say; why it is not compared, where it is not."""
+    """Further details, or the reason why the call is not compared."""
     tensors: tuple[TensorParity, ...]
-    """Those of its results that were compared."""
+    """The results that were compared."""
     results: int
-    """How many tensors it returned."""
+    """The number of tensors that the call returned."""
     run: int = 0
-    """The run that this is from, where there were several: the one in which the call did worst."""
+    """The run this record is from: of several runs, the one with the worst result for this call."""
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """The whole answer. `modules` is in the order in which the calls finished: the first that differs did so first."""
+    """The result of `verify`; `modules` are in the order in which their calls finished."""
 
     file: str
     atol: float
     rtol: float
     agrees: bool
-    """Whether something was compared and all of that agrees; `not_compared` says what this is not about."""
+    """Whether at least one module was compared and all compared modules agree."""
     first: str | None
-    """The module that differs first."""
+    """The first module that differs."""
     causes: tuple[str, ...]
-    """The modules that differ though they are given PyTorch's own inputs, the worst first."""
+    """The modules that differ even on PyTorch's own inputs, the worst first."""
     outcomes: dict[str, int]
-    """Calls by outcome."""
+    """Number of calls by outcome."""
     modules: tuple[ModuleParity, ...]
     modules_total: int
-    """How many modules ran, in the export or in PyTorch."""
+    """Number of modules that ran, in the export or in PyTorch."""
     modules_compared: int
-    """How many of them were compared, in all or in some of their results."""
+    """Number of modules with at least one compared result."""
     partly_compared: tuple[str, ...]
-    """The modules of which some results or calls were compared and others were not."""
+    """The modules with some results or calls compared and others not."""
     not_compared: dict[str, str]
-    """The modules of which nothing was compared, each with the reason."""
+    """The modules without any compared result, each with the reason."""
     runs: int = 1
-    """On how many sets of inputs both ran; `modules` has the worst of each call."""
-
-
-Array = np.ndarray[Any, Any]
+    """Number of input sets that both models ran on; `modules` has the worst run of each call."""
 
 
 class Tolerance(msgspec.Struct, frozen=True):
-    """A value may differ by `atol` and by `rtol` times itself."""
+    """The allowed difference of a value: `atol`, plus `rtol` times its magnitude."""
 
     atol: float = 1e-4
     rtol: float = 1e-3
 
 
 def make_tolerance(atol: float, rtol: float) -> Tolerance:
-    """A tolerance, if these can be one."""
+    """Check two tolerances and return them as a record.
+
+    Args:
+        atol: Absolute tolerance.
+        rtol: Relative tolerance.
+
+    Returns:
+        The tolerance.
+
+    Raises:
+        ArgumentTypeError: If one of them is not a number.
+        ArgumentError: If one of them is negative or not finite.
+    """
     for name, value in (("atol", atol), ("rtol", rtol)):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArgumentTypeError(f"{name} is {describe_type(value)}", hint="pass a number")
         if not 0 <= value < float("inf"):
-            raise ArgumentError(f"{name} is {value}", hint="it cannot be negative, nor without end")
+            raise ArgumentError(f"{name} is {value}", hint="pass a finite number, 0 or larger")
     return Tolerance(float(atol), float(rtol))
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Greatest absolute and relative difference, and the cosine of the angle between two tensors.
-
-    A relative difference is one to the expected value, or to `atol` where that is smaller still.
-    """
+    """The largest absolute and relative difference of two arrays, and their cosine similarity."""
 
     max_abs: float
     max_rel: float
@@ -142,48 +150,76 @@ class Difference(msgspec.Struct, frozen=True):
     within: bool
 
 
-def measure_difference(expected: Array, found: Array, tolerance: Tolerance) -> Difference:
-    """Compare two tensors of the same shape; equal infinities and two that are no number are no difference."""
-    first, second = _numbers(expected), _numbers(found)
+def measure_difference(expected: Array, actual: Array, tolerance: Tolerance) -> Difference:
+    """Compare two arrays of the same shape.
+
+    Equal infinities do not differ, nor do two NaNs. A relative difference is relative to the
+    expected value, or to `atol` if that is larger.
+
+    Args:
+        expected: The values of PyTorch.
+        actual: The values of ONNX Runtime.
+        tolerance: The difference that is allowed. Integers and bools must be equal.
+
+    Returns:
+        The measured difference.
+    """
+    first, second = _as_wide(expected), _as_wide(actual)
     if not first.size:
         return Difference(0.0, 0.0, 1.0, within=True)
     with np.errstate(all="ignore"):
-        apart = np.abs(first - second)
-        apart[(first == second) | (np.isnan(first) & np.isnan(second))] = 0.0
-        apart[np.isnan(apart)] = np.inf
-        size = np.abs(first)
-        size[~np.isfinite(size)] = 0.0
-        relative = apart / np.maximum(size, tolerance.atol or np.finfo(np.float64).tiny)
-        within = bool(np.all(apart <= tolerance.atol + tolerance.rtol * size))
-    if (
-        value_kind(expected) not in "fc"
-    ):  # whole numbers and truth values are the same or they are not
-        within = bool(np.array_equal(expected, found))
-    return Difference(float(apart.max()), float(relative.max()), _cosine(first, second), within)
-
-
-def _numbers(values: Array) -> Array:
-    return np.atleast_1d(values).astype(
-        np.complex128 if values.dtype.kind == "c" else np.float64, copy=True
+        difference = np.abs(first - second)
+        difference[(first == second) | (np.isnan(first) & np.isnan(second))] = 0.0
+        difference[np.isnan(difference)] = np.inf
+        magnitude = np.abs(first)
+        magnitude[~np.isfinite(magnitude)] = 0.0
+        relative = difference / np.maximum(magnitude, tolerance.atol or np.finfo(np.float64).tiny)
+        within = bool(np.all(difference <= tolerance.atol + tolerance.rtol * magnitude))
+    if numeric_kind(expected.dtype) not in "fc":
+        within = bool(np.array_equal(expected, actual))
+    return Difference(
+        float(difference.max()), float(relative.max()), _cosine(first, second), within
     )
+
+
+def numeric_kind(dtype: np.dtype[Any]) -> str:
+    """Return numpy's kind of a dtype, without the difference between signed and unsigned.
+
+    Args:
+        dtype: A dtype of numpy or ml_dtypes.
+
+    Returns:
+        `f` for floats, `i` for integers, else numpy's own letter.
+    """
+    # ml_dtypes registers bfloat16 and the float8 types as kind V.
+    return {"V": "f", "u": "i"}.get(dtype.kind, dtype.kind)
+
+
+def is_comparable(expected: Array, actual: Array) -> bool:
+    """Return whether two arrays have the same shape and the same kind of number.
+
+    Args:
+        expected: The values of PyTorch.
+        actual: The values of ONNX Runtime.
+    """
+    return expected.shape == actual.shape and numeric_kind(expected.dtype) == numeric_kind(
+        actual.dtype
+    )
+
+
+def _as_wide(values: Array) -> Array:
+    """Copy an array into the widest type of its kind, so that subtraction cannot overflow."""
+    wide = np.complex128 if values.dtype.kind == "c" else np.float64
+    return np.atleast_1d(values).astype(wide, copy=True)
 
 
 def _cosine(first: Array, second: Array) -> float:
+    """Compute the cosine similarity of the elements that are finite in both arrays."""
     finite = np.isfinite(first) & np.isfinite(second)
-    one, two = np.abs(first[finite]), np.abs(second[finite])
-    scale_one, scale_two = float(one.max(initial=0.0)), float(two.max(initial=0.0))
-    if not scale_one or not scale_two:
-        return 1.0 if scale_one == scale_two else 0.0
-    one, two = first[finite] / scale_one, second[finite] / scale_two  # so that no square overflows
-    return float(np.real(np.vdot(one, two)) / (np.linalg.norm(one) * np.linalg.norm(two)))
-
-
-def value_kind(values: Array) -> str:
-    """Numbers with a point, whole ones, truth values: what has to be the same."""
-    return (
-        "f"
-        if values.dtype.kind in "fV"
-        else "i"
-        if values.dtype.kind in "iu"
-        else values.dtype.kind
-    )
+    first, second = first[finite], second[finite]
+    scales = [float(np.abs(values).max(initial=0.0)) for values in (first, second)]
+    if not all(scales):
+        return 1.0 if scales[0] == scales[1] else 0.0
+    first, second = first / scales[0], second / scales[1]  # no square can overflow now
+    norms = np.linalg.norm(first) * np.linalg.norm(second)
+    return float(np.real(np.vdot(first, second)) / norms)

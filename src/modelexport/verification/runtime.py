@@ -1,166 +1,145 @@
-"""Run models in ONNX Runtime."""
+"""Run models in ONNX Runtime: the only place that opens a session, and that maps its errors."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import itertools
 import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import onnx
-import torch
-from torch import nn
 
-from modelexport.capture.inputs import ModelInputs
-from modelexport.capture.module_tree import forward_args
-from modelexport.capture.recorder import flatten_tensors
-from modelexport.errors import ArgumentError, FormatError, SourceError, first_line, plural
-from modelexport.onnx_file import wire
-from modelexport.tagged.tables import tensor_infos
-from modelexport.verification.pytorch_run import as_array
-from modelexport.verification.records import Array, value_kind
+from modelexport.errors import FormatError, SourceError, first_line
+from modelexport.verification.records import Array
 
-_NO_KERNEL = ("NOT_IMPLEMENTED", "tensor(bfloat16)")
-"""How ONNX Runtime says that it lacks an operator for a type.
+# Nothing here imports torch: commands that only read files open sessions too.
+
+_MISSING_KERNEL = ("NOT_IMPLEMENTED", "tensor(bfloat16)")
+"""How ONNX Runtime reports a missing CPU kernel.
 
 Some operators take bfloat16 and have no CPU kernel for it, others take it only in a later opset.
 """
-_FOLDER = "session.model_external_initializers_file_folder_path"
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+_ERRORS_ONLY = 4
 
 
 def import_onnxruntime() -> Any:
-    """ONNX Runtime, or an error that says how to get it."""
+    """Import ONNX Runtime.
+
+    Returns:
+        The module.
+
+    Raises:
+        SourceError: If it is not installed or cannot be loaded.
+    """
     try:
         return importlib.import_module("onnxruntime")
     except ImportError as error:
-        hint = "pip install onnxruntime"
-        raise SourceError(f"this needs onnxruntime: {first_line(error)}", hint=hint) from error
+        raise SourceError(
+            f"this needs onnxruntime: {first_line(error)}", hint="pip install onnxruntime"
+        ) from error
 
 
-def run_with_outputs(
-    data: wire.Buffer, folder: Path, feeds: Mapping[str, Array], names: Iterable[str]
-) -> dict[str, Array]:
-    """The values of these tensors of a model's main graph, besides its outputs."""
-    return run_model_bytes(b"".join(wire.with_outputs(data, list(names))), folder, feeds)
+class Session:
+    """A model that is loaded in ONNX Runtime, on the CPU."""
+
+    def __init__(
+        self, model: bytes | Path, *, data_folder: Path | None = None, optimize: bool = False
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: The path of a file, or a serialized model.
+            data_folder: The folder of the external data, for a serialized model.
+            optimize: Whether ONNX Runtime optimizes the graph; only without it are all values
+                computed as the file says.
+
+        Raises:
+            SourceError: If ONNX Runtime is not installed.
+            FormatError: If ONNX Runtime rejects the model.
+        """
+        runtime = import_onnxruntime()
+        options = runtime.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        if not optimize:
+            options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if data_folder is not None:
+            options.add_session_config_entry(_DATA_FOLDER, str(data_folder.resolve()))
+        source = model if isinstance(model, bytes) else str(model)
+        try:
+            self._session = runtime.InferenceSession(
+                source, options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime has an exception class for each of its states
+            raise _as_format_error("ONNX Runtime rejects the model", error) from error
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs of the model, with their names, types and shapes."""
+        return list(self._session.get_inputs())
+
+    def run(self, values: Mapping[str, Array], seconds: float | None = None) -> dict[str, Array]:
+        """Run the model.
+
+        Args:
+            values: Values by input name, cast to the types of the inputs if need be. The model
+                ignores names that it has no input for.
+            seconds: The time limit; none if left out.
+
+        Returns:
+            The outputs that are tensors, by name.
+
+        Raises:
+            FormatError: If a value is missing or ONNX Runtime cannot run the model on them.
+        """
+        names = [output.name for output in self._session.get_outputs()]
+        try:
+            feeds = {
+                info.name: _cast(values[info.name], info.type)
+                for info in self._session.get_inputs()
+            }
+            results = self._run(names, feeds, seconds)
+        except Exception as error:
+            raise _as_format_error("ONNX Runtime cannot run the model", error) from error
+        outputs = zip(names, results, strict=True)
+        return {name: value for name, value in outputs if isinstance(value, np.ndarray)}
+
+    def _run(self, names: list[str], feeds: dict[str, Array], seconds: float | None) -> list[Any]:
+        if seconds is None:
+            return list(self._session.run(names, feeds))
+        options = import_onnxruntime().RunOptions()
+        timer = threading.Timer(seconds, setattr, (options, "terminate", True))
+        timer.start()
+        try:
+            return list(self._session.run(names, feeds, options))
+        finally:
+            timer.cancel()
 
 
-def run_model_bytes(model: bytes, folder: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """What a model gives for these inputs; what it does not take is left out, and numbers are made to fit its types."""
-    runtime = import_onnxruntime()
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry(_FOLDER, str(folder.resolve()))
-    try:
-        session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has a kind for each of its states
-        raise _refused("ONNX Runtime refuses the model", error) from error
-    given = {value.name: _fitted(feeds[value.name], value.type) for value in session.get_inputs()}
-    outputs = [value.name for value in session.get_outputs()]
-    try:
-        results = session.run(outputs, given)
-    except Exception as error:
-        raise _refused("ONNX Runtime cannot run the model", error) from error
-    return {
-        name: value
-        for name, value in zip(outputs, results, strict=True)
-        if isinstance(value, np.ndarray)
-    }
-
-
-def _refused(what: str, error: Exception) -> FormatError:
-    told = first_line(error)
-    lacks = any(word in told for word in _NO_KERNEL)
-    hint = "export and verify a float32 copy of the model, model.float(); its modules and names are the same"
-    return FormatError(f"{what}: {told}", hint=hint if lacks else None)
-
-
-def _fitted(values: Array, kind: str) -> Array:
-    """The values in the type that an input has; a file may have been converted to another precision."""
-    name = kind.removeprefix("tensor(").removesuffix(")")
-    try:
-        wanted = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name.upper()))
-    except (ValueError, KeyError):
-        return values
-    return values if values.dtype == wanted else values.astype(wanted)
-
-
-_MOST_WAYS = 10_000
-
-
-def onnx_inputs(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) -> dict[str, Array]:
-    """By name where the file has the names of forward's arguments, else in order; exporters leave unused ones out."""
-    weights = {tensor.name for tensor in graph.initializer}
-    wanted = [value for value in graph.input if value.name not in weights]
-    positional = dict(zip(forward_args(model), inputs.args, strict=False))
-    by_name = {
-        name: as_array(v)
-        for name, v in {**positional, **inputs.kwargs}.items()
-        if isinstance(v, torch.Tensor)
-    }
-    if all(value.name in by_name for value in wanted):
-        found = {value.name: by_name[value.name] for value in wanted}
-    else:
-        given = [
-            as_array(tensor)
-            for tensor in flatten_tensors((inputs.args, list(inputs.kwargs.values())))
-        ]
-        found = _in_order(wanted, given)
-    for value in wanted:
-        if value.name not in found or not _fits(value, found[value.name], only_shape=True):
-            raise _no_fit(value, found.get(value.name))
-    return found
-
-
-def _in_order(wanted: list[Any], given: list[Array]) -> dict[str, Array]:
-    """Inputs by their place; where the file has fewer, those that fit, if there is only one way."""
-    if len(wanted) == len(given):
-        return {value.name: array for value, array in zip(wanted, given, strict=True)}
-    fitting = [
-        chosen
-        for chosen in itertools.islice(itertools.combinations(given, len(wanted)), _MOST_WAYS)
-        if all(_fits(value, array) for value, array in zip(wanted, chosen, strict=True))
-    ]
-    if len(fitting) > 1:
-        raise ArgumentError(
-            f"the file has {len(wanted)} of the {plural(len(given), 'input')}, and their names do not tell which",
-            hint="export with inputs by name, as a dict, or with input_names",
-        )
-    return {
-        value.name: array for chosen in fitting for value, array in zip(wanted, chosen, strict=True)
-    }
-
-
-def _fits(value: onnx.ValueInfoProto, array: Array, only_shape: bool = False) -> bool:
-    tensor = value.type.tensor_type
-    dims = tensor.shape.dim
-    if len(dims) != array.ndim or any(
-        dim.HasField("dim_value") and dim.dim_value != size
-        for dim, size in zip(dims, array.shape, strict=True)
-    ):
-        return False
-    if only_shape:
-        return True
-    stand_in = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-    return value_kind(array) == value_kind(array.astype(stand_in))
-
-
-def _no_fit(value: onnx.ValueInfoProto, array: Array | None) -> ArgumentError:
-    (info,) = tensor_infos([value])
-    dims = ",".join("?" if dim is None else str(dim) for dim in info.shape)
-    given = "none" if array is None else f"[{','.join(map(str, array.shape))}]"
-    hint = "use the inputs that the file was exported with"
-    if array is not None:
-        hint = f"{hint}, or others of that shape; export with --dynamic for other shapes"
-    return ArgumentError(
-        f"the file's input {value.name!r}: expected [{dims}], got {given}", hint=hint
+def _as_format_error(problem: str, error: Exception) -> FormatError:
+    """Map an error of ONNX Runtime to ours, with advice for a missing kernel."""
+    reason = first_line(error)
+    advice = (
+        "export and verify a float32 copy of the model, model.float(); "
+        "its modules and names are the same"
     )
+    lacks_kernel = any(mark in reason for mark in _MISSING_KERNEL)
+    return FormatError(f"{problem}: {reason}", hint=advice if lacks_kernel else None)
+
+
+def _cast(values: Array, input_type: str) -> Array:
+    """Cast values to the type of an input: the file may be of another precision than the model."""
+    name = input_type.removeprefix("tensor(").removesuffix(")")
+    try:
+        data_type = onnx.TensorProto.DataType.Value(name.upper())
+        return values.astype(onnx.helper.tensor_dtype_to_np_dtype(data_type), copy=False)
+    except (ValueError, KeyError):  # not a tensor, or a type without a numpy dtype
+        return values
 
 
 _MOST_ZEROS = 256 << 20
@@ -193,35 +172,27 @@ def run_on_zeros(path: Path) -> ZeroRun | None:
     """
     if importlib.util.find_spec("onnxruntime") is None:
         return None
-    runtime = import_onnxruntime()
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4
     try:
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has an exception class for each of its states
-        return ZeroRun(False, False, f"rejects the model: {first_line(error)}")
+        session = Session(path, optimize=True)
+    except FormatError as error:
+        return ZeroRun(False, False, error.message.removeprefix("ONNX Runtime "))
     loaded = "loaded the model"
     try:
-        feeds = {value.name: _zeros(value) for value in session.get_inputs()}
-        if any(value is None for value in feeds.values()):
-            reason = "inputs that are no plain tensors, or huge"
+        zeros = {info.name: _zeros(info) for info in session.inputs}
+        feeds = {name: value for name, value in zeros.items() if value is not None}
+        if len(feeds) < len(zeros):
+            reason = "inputs that are not plain tensors, or huge"
             return ZeroRun(True, False, f"{loaded}, did not run it: {reason}")
-        limited = runtime.RunOptions()
-        timer = threading.Timer(_LONGEST_ZERO_RUN, setattr, (limited, "terminate", True))
-        timer.start()
-        try:
-            session.run(None, feeds, limited)
-        finally:
-            timer.cancel()
-    except Exception as error:
+        session.run(feeds, _LONGEST_ZERO_RUN)
+    except Exception as error:  # also sizes that numpy refuses
         return ZeroRun(True, False, f"{loaded}, could not run it on zeros: {first_line(error)}")
     return ZeroRun(True, True, f"{loaded} and ran it on zeros")
 
 
-def _zeros(value: Any) -> Array | None:
+def _zeros(info: Any) -> Array | None:
     """Return zeros for an input, with 1 for unknown sizes; None if it is not a plain tensor."""
-    name = value.type.removeprefix("tensor(").removesuffix(")")
-    shape = [size if isinstance(size, int) else 1 for size in value.shape or []]
+    name = info.type.removeprefix("tensor(").removesuffix(")")
+    shape = [size if isinstance(size, int) else 1 for size in info.shape or []]
     if name == "string":
         return np.full(shape, "", dtype=object)
     try:
