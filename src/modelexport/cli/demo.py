@@ -86,7 +86,7 @@ def demo_command(folder: Path, strategy: str) -> None:
             folder / "bert-tiny.onnx",
             strategy,
             source=source.name,
-            inputs_from=example.rung,
+            inputs_from=example.origin,
             seed=_SEED,
             on_step=on_step,
             with_graphml=True,
