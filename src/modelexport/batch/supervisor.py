@@ -19,7 +19,6 @@ from modelexport.batch import watchdog
 from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import CRASHED, OUT_OF_MEMORY, TIMED_OUT, JobResult
 from modelexport.batch.worker import JobRequest, WorkerMessage
-from modelexport.onnx_file.atomic_write import start_watcher
 
 _TICK = 0.2
 _CHUNK = 1 << 16
@@ -71,7 +70,7 @@ def _run(job: BatchJob, folder: Path, order: JobRequest, stopped: Callable[[], b
     reading = _Reading(process)
     holder = None
     try:
-        holder = start_watcher(watchdog.__file__, str(process.pid))
+        holder = _start_watchdog(process.pid)
         holder.wait()
         reading.give(msgspec.json.encode(order))
         timed_out = reading.until_end(deadline, stopped)
@@ -89,6 +88,19 @@ def _run(job: BatchJob, folder: Path, order: JobRequest, stopped: Callable[[], b
         result
         if result.succeeded
         else msgspec.structs.replace(result, step=reading.step, log=reading.log_lines())
+    )
+
+
+def _start_watchdog(group: int) -> subprocess.Popen[bytes]:
+    """Start a process whose input ends with this process, to kill a process group then."""
+    return subprocess.Popen(
+        # -I -S: it needs no package, and nothing of the environment reaches it.
+        [sys.executable, "-I", "-S", watchdog.__file__, str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in the terminal is not for it
+        cwd="/",
     )
 
 
