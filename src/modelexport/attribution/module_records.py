@@ -11,6 +11,7 @@ from modelexport.graph.flat import Graph
 from modelexport.modules.record import ModuleRecord, ModuleStatus, NodeTag
 from modelexport.modules.tags import nearest_tags
 from modelexport.onnx_file import wire
+from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.tagged.records import (
     METADATA_KEY,
     EmbeddedMap,
@@ -102,7 +103,7 @@ def tagged_chunks(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffe
         tag = next(tags)
         return old if tag is None else encode_tag(tag)
 
-    return wire.rewrite(
+    return rewrite_doc_strings(
         data, doc_edit, add_metadata=(METADATA_KEY, encode_embedded(hierarchy.embedded))
     )
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from modelexport.errors import FormatError
 from modelexport.graph.flat import nested_graphs
@@ -300,6 +299,8 @@ def _evaluate(
     node: onnx.NodeProto, inputs: Mapping[str, Value], opsets: Iterable[onnx.OperatorSetIdProto]
 ) -> dict[str, Value]:
     """Run one node; return nothing where that is impossible or a result is large."""
+    from onnx.reference import ReferenceEvaluator  # here, because its import takes long
+
     names = [name for name in node.output if name]
     graph = onnx.helper.make_graph(
         [node],

@@ -19,7 +19,8 @@ from modelexport.graphml.read import exact_bytes
 from modelexport.graphml.tensors import EXTERNAL, Piece, Values, chunks, joined, tensors_in
 from modelexport.graphml.wiring import function_scope
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.model_file import declared_span, external_location
+from modelexport.onnx_file.initializer_data import declared_span
+from modelexport.onnx_file.model_file import external_location
 
 _GRAPH = 7
 _NODE, _INITIALIZER, _SPARSE = 1, 5, 15

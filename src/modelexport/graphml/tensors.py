@@ -14,7 +14,7 @@ from onnx import AttributeProto, TensorProto
 
 from modelexport.errors import FileError, FormatError
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.model_file import external_span
+from modelexport.onnx_file.initializer_data import external_span
 
 CHUNK = 3 << 18
 """Divisible by three: base64 of one chunk after the other is that of the whole."""
