@@ -34,7 +34,8 @@ from modelexport.garbage import pause_collector
 from modelexport.graph.flat import Graph, flatten
 from modelexport.graph.inference import TypeInference
 from modelexport.graph.nested import Subgraph, SubgraphValue, sort_nodes
-from modelexport.modules.lookup import ModuleIndex, ModuleRef
+from modelexport.modules.index import ModuleIndex
+from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.record import NodeTag
 from modelexport.modules.tree import Ancestry, is_within, subtree_totals
 from modelexport.onnx_file.atomic_write import check_output_path
