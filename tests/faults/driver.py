@@ -1,4 +1,4 @@
-"""Kill a run over and over, each time at another point, and compare the outcome with what is allowed.
+"""Kill a run at many points, and compare each outcome with what is allowed.
 
 `python driver.py SCENARIO WAY KILLS FOLDER` prints a JSON record. The run happens in a fork of this
 process, which has torch loaded, so that a kill costs a fraction of a second. WAY is how the run

@@ -1,4 +1,4 @@
-"""Editing model files on the wire: what is not edited keeps its bytes, and every edit can be undone."""
+"""Edits of serialised models keep all other bytes, and every edit can be undone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ docs = st.none() | st.text(max_size=8)
 
 @st.composite
 def models(draw: st.DrawFn) -> onnx.ModelProto:
-    """Models with nested bodies, functions, weights and doc_strings, or without."""
+    """Models with or without subgraphs, functions, initializers and doc_strings."""
 
     def node(name: str, depth: int) -> onnx.NodeProto:
         made = helper.make_node("Anything", ["x"], [name])

@@ -48,7 +48,8 @@ def initializer_sizes(proto: onnx.ModelProto) -> list[InitializerSize]:
 
 
 def _byte_size(tensor: TensorProto) -> int:
-    return (math.prod(tensor.dims) * _bits(tensor.data_type) + 7) // 8
+    elements: int = math.prod(tensor.dims)
+    return (elements * _bits(tensor.data_type) + 7) // 8
 
 
 def _bits(data_type: int) -> int:
