@@ -61,14 +61,17 @@ def map_read_errors(
 
 
 def parse_model(
-    data: wire.Buffer, path: Path, weights: Sequence[wire.Field] | None = None, whole: bool = False
+    data: wire.Buffer,
+    path: Path,
+    initializers: Sequence[wire.Field] | None = None,
+    whole: bool = False,
 ) -> onnx.ModelProto:
     """Parse a model, by default without the data of large initializers.
 
     Args:
         data: The bytes of the model.
         path: The file that they are from, for messages.
-        weights: The fields of its initializers, where the caller has them already.
+        initializers: The fields of its initializers, where the caller has them already.
         whole: Whether initializer data is parsed as well.
 
     Returns:
@@ -79,7 +82,7 @@ def parse_model(
     """
     with map_read_errors(path):
         proto = onnx.ModelProto()
-        proto.ParseFromString(bytes(data) if whole else wire.without_payload(data, weights))
+        proto.ParseFromString(bytes(data) if whole else wire.without_payload(data, initializers))
     if not proto.HasField("graph"):
         raise FormatError(f"{path} is not an ONNX model", hint="it holds no graph")
     return proto

@@ -81,32 +81,6 @@ def fields(data: Buffer, position: int, end: int) -> Iterator[Field]:
         yield Field(key >> 3, kind, start, body, position)
 
 
-def _small_fields(data: Buffer, position: int, end: int) -> list[tuple[int, int, int, int]]:
-    """List number, start, body and end of each field.
-
-    The same walk as `fields` in one loop, for messages of which a file has many.
-    """
-    parts = []
-    while position < end:
-        start = position
-        key = data[position]
-        position += 1
-        if key > 0x7F or (key & 7 != _BYTES and key & 7 != _VARINT):
-            field = next(fields(data, start, end))
-            position = field.end
-            parts.append((field.number, start, field.body, position))
-            continue
-        value, body = read_varint(data, position, end)
-        if key & 7 == _BYTES:
-            position = body + value
-            if position > end:
-                raise _cut_short()
-        else:
-            body, position = position, body
-        parts.append((key >> 3, start, body, position))
-    return parts
-
-
 def replace_fields(
     data: Buffer, start: int, end: int, edit: Callable[[Field], list[Buffer] | None]
 ) -> list[Buffer]:
@@ -146,12 +120,12 @@ def _edit_graph(data: Buffer, edit: Callable[[Field], list[Buffer]]) -> list[Buf
     )
 
 
-def without_payload(data: Buffer, weights: Sequence[Field] | None = None) -> bytes:
+def without_payload(data: Buffer, known: Sequence[Field] | None = None) -> bytes:
     """Copy a model without the data of initializers above 1 KiB; names, types and shapes stay.
 
     Args:
         data: The file.
-        weights: The fields of all initializers, where the caller has them already.
+        known: The fields of all initializers, where the caller has them already.
 
     Returns:
         The bytes of the model.
@@ -160,7 +134,7 @@ def without_payload(data: Buffer, weights: Sequence[Field] | None = None) -> byt
     def edit(graph: Field) -> list[Buffer]:
         chunks: list[Buffer] = []
         kept_from = graph.body
-        for field in initializers(data, graph) if weights is None else weights:
+        for field in initializers(data, graph) if known is None else known:
             if field.end - field.body <= _SMALL_TENSOR or not graph.body <= field.start < graph.end:
                 continue
             chunks.append(data[kept_from : field.start])
@@ -182,16 +156,9 @@ def without_values(data: Buffer, tensor: Field) -> list[Buffer]:
     Returns:
         The tensor, in chunks.
     """
-    chunks: list[Buffer] = []
-    kept_from = tensor.body
-    for number, start, _, end in _small_fields(data, tensor.body, tensor.end):
-        if number in _TENSOR_DATA:
-            if kept_from < start:
-                chunks.append(data[kept_from:start])
-            kept_from = end
-    if kept_from < tensor.end:
-        chunks.append(data[kept_from : tensor.end])
-    return chunks
+    return replace_fields(
+        data, tensor.body, tensor.end, lambda field: [] if field.number in _TENSOR_DATA else None
+    )
 
 
 def graphs(data: Buffer) -> Iterator[Field]:
@@ -209,29 +176,14 @@ def graphs(data: Buffer) -> Iterator[Field]:
 def initializers(data: Buffer, graph: Field) -> Iterator[Field]:
     """Iterate over the initializers of a graph.
 
-    The same walk as `fields` in one loop, because a graph has a field for every node.
-
     Args:
         data: The file.
         graph: The field of the graph.
 
-    Yields:
+    Returns:
         The fields of the initializers, in file order.
     """
-    position, end = graph.body, graph.end
-    wanted = GRAPH_INITIALIZER << 3 | _BYTES
-    while position < end:
-        start = position
-        key = data[position]
-        if key & 7 != _BYTES or key > 0x7F:  # none of the fields that a graph has many of
-            position = next(fields(data, position, end)).end
-            continue
-        length, body = read_varint(data, position + 1, end)
-        position = body + length
-        if position > end:
-            raise _cut_short()
-        if key == wanted:
-            yield Field(GRAPH_INITIALIZER, _BYTES, start, body, position)
+    return (f for f in fields(data, graph.body, graph.end) if f.is_bytes(GRAPH_INITIALIZER))
 
 
 def nodes(data: Buffer, graph: Field) -> Iterator[Field]:
@@ -257,9 +209,9 @@ def raw_data(data: Buffer, tensor: Field) -> Buffer | None:
     Returns:
         The bytes; None where the data is not stored as raw bytes.
     """
-    for number, start, body, end in _small_fields(data, tensor.body, tensor.end):
-        if number == _TENSOR_RAW and data[start] & 7 == _BYTES:
-            return data[body:end]
+    for field in fields(data, tensor.body, tensor.end):
+        if field.is_bytes(_TENSOR_RAW):
+            return data[field.body : field.end]
     return None
 
 
