@@ -19,6 +19,7 @@ from modelexport.batch import watchdog
 from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import CRASHED, OUT_OF_MEMORY, TIMED_OUT, JobResult
 from modelexport.batch.worker import JobRequest, WorkerMessage
+from modelexport.onnx_file.atomic_write import settle_dead_runs
 
 _TICK = 0.2
 _CHUNK = 1 << 16
@@ -76,6 +77,7 @@ def _run(job: BatchJob, folder: Path, order: JobRequest, stopped: Callable[[], b
         timed_out = reading.until_end(deadline, stopped)
     finally:
         _kill(process)
+        settle_dead_runs((folder / job.output).parent)
         reading.close()
         if holder is not None:
             holder.communicate(b"ended")

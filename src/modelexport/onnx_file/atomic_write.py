@@ -73,9 +73,6 @@ class Transaction:
 
         Args:
             name: The name of the folder.
-
-        Returns:
-            The path of the folder.
         """
         folder = self.work / name
         folder.mkdir()
@@ -183,18 +180,12 @@ class Transaction:
 
     def clear(self) -> None:
         """Complete a commit that was interrupted, and remove the work folder."""
-        try:
-            self._settle()
-        finally:
-            self._settle()  # does the rest if Ctrl-C ended the first
-            for handle in self._locks:
-                os.close(handle)
-
-    def _settle(self) -> None:
         if self._near.exists():
             with _locked(self._folder):
                 _settle(self._near)
         shutil.rmtree(self.work, ignore_errors=True)
+        while self._locks:
+            os.close(self._locks.pop())
 
 
 def write_moves(work: Path, names: list[str], removed: list[str]) -> None:
@@ -232,6 +223,17 @@ def _is_regular(path: Path) -> bool:
         return stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
         return False
+
+
+def settle_dead_runs(folder: Path) -> None:
+    """Settle the work folders that killed runs left in a folder.
+
+    Args:
+        folder: The folder; every transaction in it does the same.
+    """
+    with _locked(folder) as exclusive:
+        if exclusive:
+            _settle_dead_runs(folder)
 
 
 def _settle_dead_runs(folder: Path) -> None:
@@ -301,14 +303,11 @@ def _lock(folder: Path, wait: bool = False) -> int | None:
 
 
 def check_output_path(output_path: object, suffix: str = ".onnx") -> Path:
-    """Check that a file can be written to a path.
+    """Check that a file can be written to a path, and return the path.
 
     Args:
         output_path: What the caller gave as the path.
         suffix: What its name must end in; empty for any.
-
-    Returns:
-        The path.
 
     Raises:
         ArgumentTypeError: It is not a path.
@@ -374,13 +373,14 @@ def transaction(target_folder: Path, temp_dir: Path | None = None) -> Iterator[T
             hint="free some space, or choose another folder",
         ) from error
     finally:
-        stage.clear()
+        try:
+            stage.clear()
+        finally:
+            stage.clear()  # does the rest if Ctrl-C ended the first
 
 
 def write_file(target: Path, data: Buffer) -> None:
-    """Write a file as a whole or not at all.
-
-    What is not a regular file, a pipe or a device, is written to directly.
+    """Write a file as a whole or not at all; a pipe or a device is written to directly.
 
     Args:
         target: The file.
