@@ -134,7 +134,7 @@ from modelexport.cli.main import main
 def guard(event, arguments):
     if event.startswith(("socket.", "urllib.", "http.")):
         raise SystemExit(f"reads the network: {event} {arguments}")
-    if event in ("pickle.find_class", "subprocess.Popen") and "recovery.py" not in str(arguments):
+    if event in ("pickle.find_class", "subprocess.Popen"):
         raise SystemExit(f"runs something: {event} {arguments}")
 
 sys.addaudithook(guard)

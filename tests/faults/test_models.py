@@ -1,4 +1,4 @@
-"""Models that fail half way or change themselves: they leave as they came, and so does the earlier output."""
+"""Models that fail half way or change themselves: they and the earlier output stay as they were."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ REFUSED_BY_TORCH = {("htp", ReplacesModules), ("htp", DropsModules)}
 
 
 def state(model: nn.Module) -> list[object]:
-    """All that makes up a model: which modules, parameters, buffers, values, hooks and attributes."""
+    """Describe a model: modules, parameters, buffers, values, hooks and attributes."""
     return [
         [(name, id(module), module.training) for name, module in model.named_modules()],
         [(name, id(tensor), tensor.clone().tolist()) for name, tensor in model.named_parameters()],

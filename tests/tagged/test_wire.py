@@ -1,4 +1,4 @@
-"""Editing model files on the wire: what is not edited keeps its bytes, and every edit can be undone."""
+"""Edits of serialised models keep all other bytes, and every edit can be undone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from modelexport.errors import FormatError
 from modelexport.graph.flat import flatten
 from modelexport.modules.record import NodeTag
 from modelexport.onnx_file import wire
+from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.tagged.records import decode_tag, encode_tag
 from modelexport.tagged.strip import stripped_chunks
 
@@ -26,7 +27,7 @@ docs = st.none() | st.text(max_size=8)
 
 @st.composite
 def models(draw: st.DrawFn) -> onnx.ModelProto:
-    """Models with nested bodies, functions, weights and doc_strings, or without."""
+    """Models with or without subgraphs, functions, initializers and doc_strings."""
 
     def node(name: str, depth: int) -> onnx.NodeProto:
         made = helper.make_node("Anything", ["x"], [name])
@@ -67,7 +68,7 @@ def test_strip_undoes_tagging_to_the_byte(model: onnx.ModelProto) -> None:
     count = len(flatten(model).nodes)
     tags = [NodeTag(("/T",), "/T", 1, "scope", f"m{i}") for i in range(count)]
     queue = iter(tags)
-    pieces = wire.rewrite(
+    pieces = rewrite_doc_strings(
         data,
         lambda old: encode_tag(
             msgspec.structs.replace(next(queue), doc=None if old is None else old.decode())
@@ -119,12 +120,12 @@ def test_a_graph_in_an_attribute_of_another_type_is_no_part_of_the_model() -> No
     node = helper.make_node("Outer", ["x"], ["z"], name="outer", body=body)
     model = helper.make_model(helper.make_graph([node], "g", [], []))
     edited: list[bytes | None] = []
-    wire.rewrite(model.SerializeToString(), edited.append)
+    rewrite_doc_strings(model.SerializeToString(), edited.append)
     assert len(edited) == 2
     model.graph.node[0].attribute[0].type = onnx.AttributeProto.FLOAT
     edited.clear()
     assert (
-        b"".join(wire.rewrite(model.SerializeToString(), edited.append))
+        b"".join(rewrite_doc_strings(model.SerializeToString(), edited.append))
         == model.SerializeToString()
     )
     assert len(edited) == 1 == len(flatten(model).nodes)

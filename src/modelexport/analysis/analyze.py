@@ -14,11 +14,10 @@ from modelexport.garbage import pause_collector
 from modelexport.modules.lookup import Selection
 from modelexport.modules.record import AUXILIARY, ModuleStatus
 from modelexport.modules.tree import Ancestry, subtree_totals
+from modelexport.onnx_file.initializer_data import InitializerSize, initializer_sizes
 from modelexport.onnx_file.model_file import (
-    InitializerSize,
     StrPath,
     external_files,
-    initializer_sizes,
     is_file,
     opset_imports,
     resolve_data_file,

@@ -15,6 +15,7 @@ from modelexport.errors import FileError, FormatError
 from modelexport.modules.record import NodeTag
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import transaction
+from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.onnx_file.model_file import open_mapped, parse_model
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.records import (
@@ -193,6 +194,6 @@ class _Plan:
             return text if new is None or new == old else encode_tag(new)
 
         if self.metadata is None:
-            return wire.rewrite(data, edit_doc)
+            return rewrite_doc_strings(data, edit_doc)
         entry = (METADATA_KEY, encode_embedded(self.metadata))
-        return wire.rewrite(data, edit_doc, add_metadata=entry, drop_metadata=METADATA_KEY)
+        return rewrite_doc_strings(data, edit_doc, add_metadata=entry, drop_metadata=METADATA_KEY)

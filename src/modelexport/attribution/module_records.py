@@ -13,6 +13,7 @@ from modelexport.modules.record import ModuleRecord, ModuleStatus, NodeTag
 from modelexport.modules.tags import nearest_tags
 from modelexport.modules.tree import ModuleTree
 from modelexport.onnx_file import wire
+from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.tagged.records import (
     METADATA_KEY,
     EmbeddedMap,
@@ -80,7 +81,7 @@ def tagged_chunks(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffe
         return old if tag is None else encode_tag(tag)
 
     embedded = (METADATA_KEY, encode_embedded(hierarchy.embedded))
-    return wire.rewrite(data, edit_doc_string, add_metadata=embedded)
+    return rewrite_doc_strings(data, edit_doc_string, add_metadata=embedded)
 
 
 def _module_records(

@@ -19,7 +19,7 @@ from modelexport.batch import watchdog
 from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import CRASHED, OUT_OF_MEMORY, TIMED_OUT, JobResult
 from modelexport.batch.worker import JobRequest, WorkerMessage
-from modelexport.onnx_file.atomic_write import start_watcher
+from modelexport.onnx_file.atomic_write import settle_dead_runs
 
 _TICK = 0.2
 _CHUNK = 1 << 16
@@ -89,12 +89,13 @@ def _run(request: JobRequest, folder: Path, stopped: Callable[[], bool]) -> JobR
     output = _WorkerOutput(process)
     guard = None
     try:
-        guard = start_watcher(watchdog.__file__, str(process.pid))
+        guard = _start_watchdog(process.pid)
         guard.wait()  # the watchdog is there before the worker starts anything
         output.send(msgspec.json.encode(request))
         timed_out = output.read_to_end(deadline, stopped)
     finally:
         _kill(process)
+        settle_dead_runs((folder / job.output).parent)
         output.close()
         if guard is not None:
             guard.communicate(b"ended")
@@ -106,6 +107,19 @@ def _run(request: JobRequest, folder: Path, stopped: Callable[[], bool]) -> JobR
     if result.succeeded:
         return result
     return msgspec.structs.replace(result, step=output.step, log=output.log_lines())
+
+
+def _start_watchdog(group: int) -> subprocess.Popen[bytes]:
+    """Start a process that kills a process group when its standard input ends with this process."""
+    return subprocess.Popen(
+        # -I -S: it needs no package, and nothing of the environment reaches it.
+        [sys.executable, "-I", "-S", watchdog.__file__, str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in the terminal is not for it
+        cwd="/",
+    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

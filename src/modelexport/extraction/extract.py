@@ -33,7 +33,8 @@ from modelexport.garbage import pause_collector
 from modelexport.graph.flat import flatten
 from modelexport.graph.inference import TypeInference
 from modelexport.graph.nested import Subgraph, sort_nodes
-from modelexport.modules.lookup import ModuleIndex, ModuleRef
+from modelexport.modules.index import ModuleIndex
+from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.onnx_file.model_file import (

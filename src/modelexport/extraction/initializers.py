@@ -14,7 +14,8 @@ from modelexport.errors import FormatError
 from modelexport.extraction.build import ExtractedModel
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import transaction
-from modelexport.onnx_file.model_file import DataFiles, external_location, external_tensors
+from modelexport.onnx_file.initializer_data import DataFiles
+from modelexport.onnx_file.model_file import external_location, external_tensors
 from modelexport.tagged.records import encode_sidecar, sidecar_path
 
 _PAGE, _LARGE, _ALIGNMENT = 4096, 1 << 20, 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast, overload
 
 import msgspec
@@ -13,147 +13,187 @@ _GRAPH, _GRAPHS = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """One node. Tensor names are keys: a name of a nested body has the body's path in front.
+    """One node; its value names are keys, which are unique in the whole model.
 
-    `key` is the first output, which is unique where a node's name may be empty or repeated.
-    `enclosing` is the node whose body this one is in (-1 at the top) and `body` the place of that body among
-    those of the node, `function` the local function it is part of. `gaps` tells which inputs and outputs were
-    left out by an empty name.
+    A key is the name of the value, in a subgraph or function with the path of that in front.
     """
 
     key: str
+    """The first output, which is unique where a node's name may be empty or repeated."""
     name: str
     op_type: str
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     enclosing: int = -1
+    """The index of the node whose subgraph this one is in, -1 at the top level."""
     function: str = ""
+    """The key of the local function that this node is part of."""
     calls_function: str = ""
+    """The key of the local function that this node calls."""
     gaps: str = ""
+    """Which inputs and outputs were omitted by an empty name."""
     body: int = -1
+    """Which of the enclosing node's subgraphs this node is in."""
 
 
-class Body(msgspec.Struct, frozen=True, gc=False):
-    """A graph nested in a node, or a local function: its own tensors and what it gives back, as keys."""
+class FlatSubgraph(msgspec.Struct, frozen=True, gc=False):
+    """The declarations of a subgraph or a local function; value names are keys."""
 
     label: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     initializers: dict[str, onnx.TensorProto | onnx.SparseTensorProto]
     declared: str = ""
-    """What a function declares beside its nodes: its attributes and their defaults."""
+    """The attributes that a function declares, with their defaults."""
 
 
 class StoredNodes(Sequence[onnx.NodeProto]):
-    """The nodes of a graph that is too large to have them all in memory: each is made when it is asked for."""
+    """The nodes of a graph that is too large for memory: each is parsed when it is accessed.
 
-    def __init__(self, count: int, made: Callable[[int], onnx.NodeProto]) -> None:
+    Args:
+        count: The number of nodes.
+        parse: Returns the node with a given index.
+    """
+
+    def __init__(self, count: int, parse: Callable[[int], onnx.NodeProto]) -> None:
         self._count = count
-        self._made = made
+        self._parse = parse
 
     def __len__(self) -> int:
         return self._count
 
     @overload
-    def __getitem__(self, place: int) -> onnx.NodeProto: ...
+    def __getitem__(self, index: int) -> onnx.NodeProto: ...
     @overload
-    def __getitem__(self, place: slice) -> list[onnx.NodeProto]: ...
-    def __getitem__(self, place: int | slice) -> onnx.NodeProto | list[onnx.NodeProto]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(self._count))]
-        if not 0 <= place < self._count:
-            raise IndexError(place)
-        return self._made(place)
+    def __getitem__(self, index: slice) -> list[onnx.NodeProto]: ...
+    def __getitem__(self, index: int | slice) -> onnx.NodeProto | list[onnx.NodeProto]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._count))]
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return self._parse(index)
 
 
-class Graph:
-    """The nodes in the order of the file (a node before those in its bodies), and who reads what.
+class Graph(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """The nodes of a model in file order, a node before those of its subgraphs, and their edges."""
 
-    `protos` has the protobuf node of each, `attributed` the indices of those with attributes, `bodies` what
-    is nested in a node, by its index, and `functions` the local functions. `odd_names` tells that a name is not
-    UTF-8, so that it is bytes; names in bodies and functions always are text.
-    """
-
-    def __init__(
-        self,
-        nodes: list[Node],
-        protos: Sequence[onnx.NodeProto],
-        attributed: list[int],
-        bodies: dict[int, list[Body]],
-        functions: dict[str, Body],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        initializers: Sequence[str],
-        odd_names: bool = False,
-    ) -> None:
-        self.odd_names = odd_names
-        self.nodes = nodes
-        self.protos = protos
-        self.attributed = attributed
-        self.bodies = bodies
-        self.functions = functions
-        self.inputs = list(inputs)
-        self.outputs = list(outputs)
-        self.initializers = list(initializers)
+    nodes: list[Node]
+    protos: Sequence[onnx.NodeProto]
+    """The protobuf node of each."""
+    attributed: list[int]
+    """The indices of the nodes that have attributes."""
+    bodies: dict[int, list[FlatSubgraph]]
+    """The subgraphs of a node, by its index."""
+    functions: dict[str, FlatSubgraph]
+    """The local functions, by their key."""
+    inputs: list[str]
+    """The inputs of the main graph, without initializers."""
+    outputs: list[str]
+    """The outputs of the main graph."""
+    initializers: list[str]
+    """The initializers of the main graph."""
+    odd_names: bool = False
+    """Whether a name is not UTF-8, so that protobuf returns it as bytes. Names in subgraphs and
+    functions are always text."""
 
     @functools.cached_property
     def producer(self) -> dict[str, int]:
-        """The node that makes each tensor."""
+        """The index of the node that produces each value."""
         return {name: index for index, node in enumerate(self.nodes) for name in node.outputs}
 
     @functools.cached_property
     def consumers(self) -> dict[str, list[int]]:
-        """The nodes that read each tensor, each node once."""
+        """The indices of the nodes that consume each value, each node once."""
         consumers: dict[str, list[int]] = {}
         for index, node in enumerate(self.nodes):
             inputs = node.inputs
             for name in inputs if len(inputs) < 2 else dict.fromkeys(inputs):
-                found = consumers.get(name)
-                if found is None:
+                known = consumers.get(name)
+                if known is None:
                     consumers[name] = [index]
                 else:
-                    found.append(index)
+                    known.append(index)
         return consumers
 
     def readers(self, index: int) -> Iterator[int]:
-        """The nodes that read an output of this node."""
+        """Iterate over the nodes that consume an output of a node.
+
+        Args:
+            index: The index of the node.
+
+        Yields:
+            The index of each consumer.
+        """
         for name in self.nodes[index].outputs:
             yield from self.consumers.get(name, ())
 
     def writers(self, index: int) -> Iterator[int]:
-        """The nodes that made an input of this node."""
+        """Iterate over the nodes that produce an input of a node.
+
+        Args:
+            index: The index of the node.
+
+        Yields:
+            The index of each producer.
+        """
         for name in self.nodes[index].inputs:
             producer = self.producer.get(name)
             if producer is not None:
                 yield producer
 
     def tensors(self) -> Iterator[str]:
-        """Every tensor once: graph inputs, initializers, node outputs."""
+        """Iterate over all values, each once: graph inputs, initializers, node outputs.
+
+        Yields:
+            The key of each value.
+        """
         yield from dict.fromkeys((*self.inputs, *self.initializers, *self.producer))
 
 
 def subgraph_prefix(key: str, label: str) -> str:
-    """What stands before the names of the body with this label, in the node with this key."""
+    """Return the prefix of the keys in a subgraph.
+
+    Args:
+        key: The key of the node that has the subgraph.
+        label: The label of the subgraph, as `nested_graphs` returns it.
+
+    Returns:
+        The prefix.
+    """
     return f"{key}/{label}/"
 
 
 def function_key(domain: str, name: str, overload: str = "") -> str:
-    """What a local function goes by, and what a node says that calls it."""
+    """Return the key of a local function, which a node that calls it has as well.
+
+    Args:
+        domain: The domain of the function.
+        name: Its name, the `op_type` of a call.
+        overload: Its overload.
+
+    Returns:
+        The key.
+    """
     return f"{domain}::{name}:{overload}" if overload else f"{domain}::{name}"
 
 
 def flatten(model: onnx.ModelProto, nodes: StoredNodes | None = None) -> Graph:
-    """Lay a model flat. Only names are read, so weights may be absent.
+    """Build the flat view of a model. Only names are read, so initializer data may be absent.
 
-    `nodes` are those of the main graph where the model itself is without them, to save memory.
+    Args:
+        model: The model.
+        nodes: The nodes of the main graph, where the model itself is without them.
+
+    Returns:
+        The flat view.
     """
     b = _Builder(model, nodes)
     main = model.graph
     initializers = [tensor.name for tensor in main.initializer]
     initializers += [sparse.values.name for sparse in main.sparse_initializer]
-    weights = set(initializers)
-    inputs = [value.name for value in main.input if value.name not in weights]
+    stored = set(initializers)
+    inputs = [value.name for value in main.input if value.name not in stored]
     outputs = [value.name for value in main.output]
     odd = b.odd_names or not _is_text((*inputs, *outputs, *initializers))
     return Graph(
@@ -161,8 +201,30 @@ def flatten(model: onnx.ModelProto, nodes: StoredNodes | None = None) -> Graph:
     )
 
 
-_Scopes = list[dict[str, str]]
-"""The keys of the names that each graph around a node defines, outermost first; the main graph's are the names."""
+class _Scope(msgspec.Struct, frozen=True):
+    """Where nodes are: in which subgraph of which node, in which function, and which names hold.
+
+    `names` maps the names that each graph around a node defines to keys, outermost first; the keys
+    of the main graph are the names themselves.
+    """
+
+    prefix: str = ""
+    names: tuple[dict[str, str], ...] = ()
+    enclosing: int = -1
+    function: str = ""
+    body: int = -1
+
+    def key(self, name: str) -> str:
+        """Return the key of a name.
+
+        A name that no graph around it defines is one of the main graph, or of the function, which
+        does not see the main graph.
+        """
+        for names in reversed(self.names):
+            known = names.get(name)
+            if known is not None:
+                return known
+        return f"{self.function}/{as_text(name)}" if self.function else name
 
 
 class _Builder:
@@ -171,52 +233,44 @@ class _Builder:
         self._kept: list[onnx.NodeProto | int] = []
         self._stored = stored
         self.attributed: list[int] = []
-        self.bodies: dict[int, list[Body]] = {}
-        self.functions: dict[str, Body] = {}
+        self.bodies: dict[int, list[FlatSubgraph]] = {}
+        self.functions: dict[str, FlatSubgraph] = {}
         self.odd_names = False
-        self._called = {function_key(f.domain, f.name, f.overload) for f in model.functions}
-        self._add_nodes(model.graph.node if stored is None else stored, "", [], -1, "", -1)
+        self._function_keys = {function_key(f.domain, f.name, f.overload) for f in model.functions}
+        self._add_nodes(model.graph.node if stored is None else stored, _Scope())
         for function in model.functions:
             self._add_function(function)
 
     @property
     def protos(self) -> Sequence[onnx.NodeProto]:
-        """The protobuf nodes; of stored ones only those with bodies are kept, the others are made again."""
+        """The protobuf nodes; of stored ones, only those with subgraphs are kept in memory."""
         kept, stored = self._kept, self._stored
         if stored is None:
             return cast("list[onnx.NodeProto]", kept)
 
-        def made(index: int) -> onnx.NodeProto:
-            found = kept[index]
-            return stored[found] if isinstance(found, int) else found
+        def parse(index: int) -> onnx.NodeProto:
+            node = kept[index]
+            return stored[node] if isinstance(node, int) else node
 
-        return StoredNodes(len(kept), made)
+        return StoredNodes(len(kept), parse)
 
     def _add_function(self, function: onnx.FunctionProto) -> None:
         key = function_key(function.domain, function.name, function.overload)
         prefix = f"{key}/"
         names = [*function.input, *(name for node in function.node for name in node.output)]
-        scopes = [{name: prefix + as_text(name) for name in names if name}]
-        outputs = tuple(_resolve(name, scopes, key) for name in function.output)
+        scope = _Scope(prefix, (_keys(prefix, names),), function=key)
+        outputs = tuple(map(scope.key, function.output))
         defaults = sorted(
             attribute.SerializeToString().hex() for attribute in function.attribute_proto
         )
         declared = " ".join((*sorted(map(as_text, function.attribute)), *defaults))
-        self.functions[key] = Body(
-            key, tuple(prefix + as_text(name) for name in function.input), outputs, {}, declared
-        )
-        self._add_nodes(function.node, prefix, scopes, -1, key, -1)
+        inputs = tuple(prefix + as_text(name) for name in function.input)
+        self.functions[key] = FlatSubgraph(key, inputs, outputs, {}, declared)
+        self._add_nodes(function.node, scope)
 
-    def _add_nodes(
-        self,
-        nodes: Sequence[onnx.NodeProto],
-        prefix: str,
-        scopes: _Scopes,
-        enclosing: int,
-        function: str,
-        inside: int,
-    ) -> None:
-        found, kept = self.nodes, self._kept
+    def _add_nodes(self, nodes: Sequence[onnx.NodeProto], scope: _Scope) -> None:
+        added, kept = self.nodes, self._kept
+        prefix, function = scope.prefix, scope.function
         stored = nodes is self._stored
         for position, node in enumerate(nodes):
             inputs, outputs = tuple(node.input[:]), tuple(node.output[:])
@@ -225,71 +279,64 @@ class _Builder:
                 gaps = f"{_empty(inputs)} {_empty(outputs)}"
                 inputs, outputs = tuple(filter(None, inputs)), tuple(filter(None, outputs))
             if prefix:
-                inputs = tuple([_resolve(name, scopes, function) for name in inputs])
+                inputs = tuple([scope.key(name) for name in inputs])
                 outputs = tuple([prefix + as_text(name) for name in outputs])
             key = outputs[0] if outputs else f"{prefix}#{position}"
             domain, op_type, name = node.domain, node.op_type, node.name
             if not _is_text((domain, op_type, name, *inputs, *outputs)):
                 self.odd_names = True
-            called = ""
-            if self._called:
-                called = function_key(domain, op_type, node.overload)
-                called = called if called in self._called else ""
-            index = len(found)
-            found.append(
+            called = self._called_function(node) if self._function_keys else ""
+            index = len(added)
+            added.append(
                 Node(
-                    key,
-                    name,
-                    op_type,
-                    domain,
-                    inputs,
-                    outputs,
-                    enclosing,
-                    function,
-                    called,
-                    gaps,
-                    inside,
+                    key, name, op_type, domain, inputs, outputs,
+                    scope.enclosing, function, called, gaps, scope.body,
                 )
-            )
+            )  # fmt: skip
             kept.append(position if stored else node)
             attributes = node.attribute
             if attributes:
                 self.attributed.append(index)
-                for place, (label, body) in enumerate(nested_graphs(attributes)):
+                for number, (label, graph) in enumerate(nested_graphs(attributes)):
                     kept[index] = node
-                    self._add_body(
-                        index, place, label, body, subgraph_prefix(key, label), scopes, function
-                    )
+                    self._add_subgraph(index, number, label, graph, scope)
 
-    def _add_body(
-        self,
-        index: int,
-        place: int,
-        label: str,
-        graph: onnx.GraphProto,
-        prefix: str,
-        scopes: _Scopes,
-        function: str,
+    def _called_function(self, node: onnx.NodeProto) -> str:
+        key = function_key(node.domain, node.op_type, node.overload)
+        return key if key in self._function_keys else ""
+
+    def _add_subgraph(
+        self, index: int, number: int, label: str, graph: onnx.GraphProto, outer: _Scope
     ) -> None:
+        prefix = subgraph_prefix(self.nodes[index].key, label)
         inputs = [value.name for value in graph.input]
-        weights = {tensor.name: tensor for tensor in graph.initializer}
-        weights |= {sparse.values.name: sparse for sparse in graph.sparse_initializer}
-        names = [*inputs, *weights, *(name for node in graph.node for name in node.output)]
-        own = {name: prefix + as_text(name) for name in names if name}
-        inner = [*scopes, own]
-        outputs = tuple(_resolve(value.name, inner, function) for value in graph.output)
-        initializers = {prefix + as_text(name): weight for name, weight in weights.items()}
-        body = Body(label, tuple(prefix + as_text(name) for name in inputs), outputs, initializers)
-        self.bodies.setdefault(index, []).append(body)
-        self._add_nodes(graph.node, prefix, inner, index, function, place)
+        tensors: dict[str, onnx.TensorProto | onnx.SparseTensorProto] = {
+            tensor.name: tensor for tensor in graph.initializer
+        }
+        tensors |= {sparse.values.name: sparse for sparse in graph.sparse_initializer}
+        names = [*inputs, *tensors, *(name for node in graph.node for name in node.output)]
+        scopes = (*outer.names, _keys(prefix, names))
+        scope = _Scope(prefix, scopes, index, outer.function, number)
+        subgraph = FlatSubgraph(
+            label,
+            tuple(prefix + as_text(name) for name in inputs),
+            tuple(scope.key(value.name) for value in graph.output),
+            {prefix + as_text(name): tensor for name, tensor in tensors.items()},
+        )
+        self.bodies.setdefault(index, []).append(subgraph)
+        self._add_nodes(graph.node, scope)
+
+
+def _keys(prefix: str, names: Iterable[str]) -> dict[str, str]:
+    return {name: prefix + as_text(name) for name in names if name}
 
 
 def _empty(names: tuple[str, ...]) -> list[int]:
-    return [place for place, name in enumerate(names) if not name]
+    return [index for index, name in enumerate(names) if not name]
 
 
 def _is_text(names: Iterable[str]) -> bool:
-    """Whether all names are text; protobuf gives bytes for one that is not UTF-8."""
+    """Whether all names are text; protobuf returns bytes for one that is not UTF-8."""
     try:
         "".join(names)
     except TypeError:
@@ -297,34 +344,39 @@ def _is_text(names: Iterable[str]) -> bool:
     return True
 
 
-def _resolve(name: str, scopes: _Scopes, function: str) -> str:
-    """The key of a name; one that nobody defines is of the main graph, or of the function, which sees nothing else."""
-    for scope in reversed(scopes):
-        found = scope.get(name)
-        if found is not None:
-            return found
-    return f"{function}/{as_text(name)}" if function else name
-
-
 def nested_graphs(attributes: Iterable[onnx.AttributeProto]) -> list[tuple[str, onnx.GraphProto]]:
-    """The graphs nested in a node, each with the name of its attribute; no two have the same."""
-    found: dict[str, onnx.GraphProto] = {}
+    """List the subgraphs of a node.
+
+    Args:
+        attributes: The attributes of the node.
+
+    Returns:
+        Each subgraph with a label, the name of its attribute made unique among them.
+    """
+    graphs: dict[str, onnx.GraphProto] = {}
+
+    def add(label: str, graph: onnx.GraphProto) -> None:
+        while label in graphs:
+            label += "'"
+        graphs[label] = graph
+
     for attribute in attributes:
         kind = attribute.type
         if kind == _GRAPH and attribute.HasField("g"):
-            found[_unlike(found, as_text(attribute.name))] = attribute.g
+            add(as_text(attribute.name), attribute.g)
         elif kind == _GRAPHS:
-            for place, graph in enumerate(attribute.graphs):
-                found[_unlike(found, f"{as_text(attribute.name)}.{place}")] = graph
-    return list(found.items())
-
-
-def _unlike(known: Container[str], label: str) -> str:
-    while label in known:
-        label += "'"
-    return label
+            for number, graph in enumerate(attribute.graphs):
+                add(f"{as_text(attribute.name)}.{number}", graph)
+    return list(graphs.items())
 
 
 def as_text(name: str | bytes) -> str:
-    """A name as text; protobuf gives bytes for one that is not UTF-8."""
+    """Return a name as text; protobuf returns bytes for one that is not UTF-8.
+
+    Args:
+        name: The name, as protobuf returns it.
+
+    Returns:
+        The text, with escapes for bytes that are none.
+    """
     return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")

@@ -10,137 +10,173 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
-from onnx.numpy_helper import from_array
 
 from modelexport.errors import FormatError
 from modelexport.graph.flat import nested_graphs
 from modelexport.graph.nested import Subgraph, SubgraphValue, is_repeatable, no_tags
 
-_LARGE = 1 << 10
-_WHOLE = {TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
+Value = np.ndarray[Any, Any]
+
+_LARGE_BYTES = 1 << 10
+_INTEGERS = {TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
+_MAX_ELEMENTS = 4096
+"""Values that describe shapes have few elements."""
+
+
+def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Run ONNX's type and shape inference.
+
+    Args:
+        model: The model, of which initializer data may be absent.
+
+    Returns:
+        A copy whose graphs declare the types that could be inferred.
+
+    Raises:
+        FormatError: Inference fails on the model.
+    """
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:  # inference and its checks raise several unrelated kinds
+        raise FormatError(f"shape inference fails on this file: {error}") from error
 
 
 class TypeInference:
-    """Finds the types of tensors; inference runs only if one is asked for that the file does not tell whole."""
+    """The types of the values of a model: those that the file declares, else inferred ones.
+
+    Inference runs only when a value is requested whose type the file does not declare completely.
+
+    Args:
+        proto: The model.
+        main: Its main graph.
+    """
 
     def __init__(self, proto: onnx.ModelProto, main: Subgraph) -> None:
         self._proto = proto
         self._main = main
         self._inferred: dict[str, dict[str, onnx.TypeProto]] = {}
         self._tried: set[SubgraphValue] = set()
-        self._whole: onnx.ModelProto | None = None
+        self._inferred_model: onnx.ModelProto | None = None
         dims = (dim for value in proto.graph.input for dim in value.type.tensor_type.shape.dim)
         self._symbols = {dim.dim_param for dim in dims if dim.dim_param}
 
     def of(self, wanted: Iterable[SubgraphValue], end: int) -> list[onnx.ValueInfoProto]:
-        """Each tensor with its type; all are made before the node `end` of the main graph."""
+        """Return the types of values.
+
+        Args:
+            wanted: The values.
+            end: The number of nodes of the main graph, from the first, that produce all of them.
+
+        Returns:
+            Each value with its type.
+
+        Raises:
+            FormatError: A type is neither declared nor can be inferred.
+        """
         wanted = list(wanted)
         missing = [
-            border
-            for border in wanted
-            if border not in self._tried and not self._is_settled(border)
+            value for value in wanted if value not in self._tried and not self._is_complete(value)
         ]
         if missing:
             self._tried.update(missing)
             self._infer(missing, end)
-        return [
-            onnx.ValueInfoProto(name=border.name, type=self._known(border)) for border in wanted
-        ]
-
-    def _is_settled(self, border: SubgraphValue) -> bool:
-        """Whether a shape is told by the file, or inferred whole: numbers, and names that the inputs have."""
-        found = self._find(border)
-        if found is None or not _has_shape(found):
-            return False
-        if _has_shape(self._told_by_file(border.level, border.name)):
-            return True
-        dims = found.tensor_type.shape.dim
-        return all(dim.HasField("dim_value") or dim.dim_param in self._symbols for dim in dims)
+        return [onnx.ValueInfoProto(name=value.name, type=self._require(value)) for value in wanted]
 
     def fixed_values(self, wanted: Iterable[SubgraphValue], end: int) -> dict[str, Value]:
-        """The values of those tensors of the main graph that follow from fixed shapes, though inputs stand behind."""
-        sizes = [border for border in wanted if self._may_be_sizes(border)]
+        """Compute the sizes among values of the main graph that follow from fixed shapes.
+
+        Args:
+            wanted: The values; their types are known (see `of`).
+            end: The number of nodes of the main graph, from the first, that produce all of them.
+
+        Returns:
+            By name, those that are sizes and do not depend on the data of the inputs.
+        """
+        sizes = [value.name for value in wanted if self._may_be_size(value)]
         if not sizes:
             return {}
-        graph = self._main.graph if self._whole is None else self._whole.graph
-        types = dict(_declared_type(graph))
+        model = self._inferred_model
+        types = dict(_complete_types(self._main.graph if model is None else model.graph))
         nodes = self._main.nodes[:end]
-        values = known_values(nodes, self._main.graph.initializer, types, self._proto.opset_import)
-        return {border.name: values[border.name] for border in sizes if border.name in values}
+        known = _fold_sizes(nodes, self._main.graph.initializer, types, self._proto.opset_import)
+        return {name: known[name] for name in sizes if name in known}
 
-    def _may_be_sizes(self, border: SubgraphValue) -> bool:
-        """Whether a tensor is a whole number or a list of those, and not an input of the model."""
-        if border.level is not self._main or any(
-            value.name == border.name for value in self._main.graph.input
+    def _may_be_size(self, value: SubgraphValue) -> bool:
+        """Whether a value is an integer or a list of integers, and not an input of the model."""
+        if value.level is not self._main or any(
+            entry.name == value.name for entry in self._main.graph.input
         ):
             return False
-        kind = self._known(border).tensor_type
-        return kind.elem_type in _WHOLE and kind.HasField("shape") and len(kind.shape.dim) < 2
+        kind = self._require(value).tensor_type
+        return kind.elem_type in _INTEGERS and kind.HasField("shape") and len(kind.shape.dim) < 2
 
-    def _known(self, border: SubgraphValue) -> onnx.TypeProto:
-        found = self._find(border)
-        if found is None:
+    def _is_complete(self, value: SubgraphValue) -> bool:
+        """Whether a shape is declared by the file, or consists of numbers and input symbols."""
+        known = self._find(value)
+        if known is None or not _has_shape(known):
+            return False
+        if _has_shape(_declared_type(value.level, value.name)):
+            return True
+        dims = known.tensor_type.shape.dim
+        return all(dim.HasField("dim_value") or dim.dim_param in self._symbols for dim in dims)
+
+    def _require(self, value: SubgraphValue) -> onnx.TypeProto:
+        known = self._find(value)
+        if known is None:
             raise FormatError(
-                f"the file does not say of what type {border.name!r} is, and it cannot be inferred",
+                f"the file does not say of what type {value.name!r} is, and it cannot be inferred",
                 hint="an operator that ONNX does not know makes it; add its value_info to the file",
             )
-        return found
+        return known
 
-    def _find(self, border: SubgraphValue) -> onnx.TypeProto | None:
-        level: Subgraph | None = border.level
+    def _find(self, value: SubgraphValue) -> onnx.TypeProto | None:
+        """Find the type of a value in its graph or in those around it, the declared one first."""
+        level: Subgraph | None = value.level
         while level is not None:
-            told = self._told_by_file(level, border.name)
-            if not _has_shape(told):
-                told = self._inferred.get(level.prefix, {}).get(border.name, told)
-            if told is not None:
-                return told
+            known = _declared_type(level, value.name)
+            if not _has_shape(known):
+                known = self._inferred.get(level.prefix, {}).get(value.name, known)
+            if known is not None:
+                return known
             level = level.outer
         return None
 
-    def _told_by_file(self, level: Subgraph, name: str) -> onnx.TypeProto | None:
-        value = level.declared.get(name)
-        return value.type if value is not None and _is_whole(value.type) else None
-
     def _infer(self, missing: list[SubgraphValue], end: int) -> None:
-        """Infer types up to a node; where ONNX gives up on a shape, work out sizes."""
-        bare = self._bare(end)
+        """Infer types up to a node; where ONNX does not find a shape, fold sizes and repeat."""
+        bare = self._bare_model(end)
         while True:
-            try:
-                done = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-            except Exception as error:  # inference and its checks raise several unrelated kinds
-                raise FormatError(f"shape inference fails on this file: {error}") from error
-            self._note(done, {border.name for border in missing})
-            if all(self._is_settled(border) for border in missing) or not self._fold(bare):
+            self._inferred_model = infer_types(bare)
+            self._record(self._inferred_model.graph, {value.name for value in missing})
+            if all(map(self._is_complete, missing)) or not self._fold(bare):
                 return
 
-    def _note(self, done: onnx.ModelProto, wanted: set[str]) -> None:
-        """Keep what was inferred of these tensors, in the main graph and those inside it."""
-        self._whole = done
-        levels = Subgraph(done.graph, no_tags) if self._main.bodies else ()
-        for prefix, graph in (("", done.graph), *((level.prefix, level.graph) for level in levels)):
-            found = self._inferred.setdefault(prefix, {})
-            for name, kind in _declared_type(graph, wanted):
-                self._unname(kind)
-                if _has_shape(kind) or name not in found:
-                    found[name] = kind
+    def _record(self, graph: onnx.GraphProto, wanted: set[str]) -> None:
+        """Keep the inferred types of these values, in the main graph and those inside it."""
+        inner = Subgraph(graph, no_tags) if self._main.bodies else ()
+        for prefix, nested in (("", graph), *((level.prefix, level.graph) for level in inner)):
+            known = self._inferred.setdefault(prefix, {})
+            for name, kind in _complete_types(nested, wanted):
+                self._clear_new_symbols(kind)
+                if _has_shape(kind) or name not in known:
+                    known[name] = kind
 
-    def _unname(self, kind: onnx.TypeProto) -> None:
-        """Take away the names that inference makes up for sizes which it does not know."""
-        for dim in (
-            kind.tensor_type.shape.dim if _has_shape(kind) and kind.HasField("tensor_type") else ()
-        ):
+    def _clear_new_symbols(self, kind: onnx.TypeProto) -> None:
+        """Remove the symbols that inference invents for sizes that it does not know."""
+        if not kind.HasField("tensor_type"):
+            return
+        for dim in kind.tensor_type.shape.dim if _has_shape(kind) else ():
             if dim.dim_param and dim.dim_param not in self._symbols:
                 dim.ClearField("dim_param")
 
-    def _bare(self, end: int) -> onnx.ModelProto:
-        """The model up to a node, without what inference does not look at."""
+    def _bare_model(self, end: int) -> onnx.ModelProto:
+        """Copy the model up to a node, without what inference does not read."""
         bare = onnx.ModelProto(ir_version=self._proto.ir_version)
         bare.opset_import.extend(self._proto.opset_import)
         bare.functions.extend(self._proto.functions)
         graph, main = bare.graph, self._main.graph
         graph.name = main.name
         graph.input.extend(main.input)
-        graph.initializer.extend(_without_large_values(main.initializer))
+        graph.initializer.extend(_without_large_data(main.initializer))
         graph.sparse_initializer.extend(main.sparse_initializer)
         graph.value_info.extend(main.value_info)
         graph.node.extend(self._main.nodes[:end])
@@ -150,43 +186,51 @@ class TypeInference:
         return bare
 
     def _fold(self, bare: onnx.ModelProto) -> bool:
-        """Put values in the place of nodes that follow from constants and fixed shapes; whether there were any new."""
+        """Replace nodes that compute sizes by initializers; return whether there were any."""
         graph = bare.graph
-        types = {} if self._whole is None else dict(_declared_type(self._whole.graph))
-        values = known_values(graph.node, graph.initializer, types, bare.opset_import)
-        left = [
+        model = self._inferred_model
+        types = {} if model is None else dict(_complete_types(model.graph))
+        values = _fold_sizes(graph.node, graph.initializer, types, bare.opset_import)
+        kept = [
             node for node in graph.node if not all(name in values for name in node.output if name)
         ]
-        if len(left) == len(graph.node):
+        if len(kept) == len(graph.node):
             return False
+        remaining = onnx.GraphProto()
+        remaining.node.extend(kept)
         stored = {tensor.name for tensor in graph.initializer}
         graph.initializer.extend(
-            from_array(v, name) for name, v in values.items() if name not in stored
+            numpy_helper.from_array(value, name)
+            for name, value in values.items()
+            if name not in stored
         )
-        kept = onnx.GraphProto()
-        kept.node.extend(left)
         del graph.node[:]
-        graph.node.extend(kept.node)
+        graph.node.extend(remaining.node)
         return True
 
 
-def _without_large_values(weights: Iterable[TensorProto]) -> Iterator[TensorProto]:
-    for weight in weights:
-        large = len(weight.raw_data) > _LARGE
+def _without_large_data(initializers: Iterable[TensorProto]) -> Iterator[TensorProto]:
+    for tensor in initializers:
+        large = len(tensor.raw_data) > _LARGE_BYTES
         yield (
-            TensorProto(name=weight.name, dims=weight.dims, data_type=weight.data_type)
+            TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
             if large
-            else weight
+            else tensor
         )
 
 
-def _declared_type(
+def _declared_type(level: Subgraph, name: str) -> onnx.TypeProto | None:
+    value = level.declared.get(name)
+    return value.type if value is not None and _is_complete_type(value.type) else None
+
+
+def _complete_types(
     graph: onnx.GraphProto, wanted: Container[str] | None = None
 ) -> Iterator[tuple[str, onnx.TypeProto]]:
     for values in (graph.value_info, graph.input, graph.output):
         for value in values:
             name = value.name
-            if (wanted is None or name in wanted) and _is_whole(value.type):
+            if (wanted is None or name in wanted) and _is_complete_type(value.type):
                 yield name, value.type
 
 
@@ -196,47 +240,40 @@ def _has_shape(kind: onnx.TypeProto | None) -> bool:
     )
 
 
-def _is_whole(kind: onnx.TypeProto) -> bool:
-    """Whether a type says what it has to; one that is left empty says nothing."""
+def _is_complete_type(kind: onnx.TypeProto) -> bool:
+    """Whether a type is set, and for a tensor its element type as well."""
     which = kind.WhichOneof("value")
     return which is not None and (which != "tensor_type" or bool(kind.tensor_type.elem_type))
 
 
-Value = np.ndarray[Any, Any]
-_SMALL = 4096
-"""Values that have to do with shapes have few elements."""
-
-
-def known_values(
+def _fold_sizes(
     nodes: Iterable[onnx.NodeProto],
-    weights: Iterable[onnx.TensorProto],
+    initializers: Iterable[TensorProto],
     types: Mapping[str, onnx.TypeProto],
     opsets: Iterable[onnx.OperatorSetIdProto],
 ) -> dict[str, Value]:
-    """The small values among these that do not depend on what a model is given, but at most on its shapes."""
-    values: dict[str, Value] = {}
-    for weight in weights:
-        value = _stored(weight)
-        if value is not None:
-            values[weight.name] = value
+    """Compute the small values that depend at most on the shapes of the inputs, not their data."""
+    values = {
+        tensor.name: value
+        for tensor in initializers
+        if math.prod(tensor.dims) <= _MAX_ELEMENTS and (value := tensor_array(tensor)) is not None
+    }
     for node in nodes:
         names = [name for name in node.input if name]
         if nested_graphs(node.attribute) or not is_repeatable(node.domain, node.op_type):
             continue
         if all(name in values for name in names):
-            found = _evaluated(node, {name: values[name] for name in names}, opsets)
-        elif len(names) == 1 and _reads_only_the_shape(node.domain, node.op_type):
-            stand_in = _stand_in(types.get(names[0]))
-            found = {} if stand_in is None else _evaluated(node, {names[0]: stand_in}, opsets)
-        else:
-            continue
-        values.update(found)
+            values.update(_evaluate(node, {name: values[name] for name in names}, opsets))
+        elif len(names) == 1 and _depends_on_shape_only(node.domain, node.op_type):
+            stand_in = _zeros(types.get(names[0]))
+            if stand_in is not None:
+                values.update(_evaluate(node, {names[0]: stand_in}, opsets))
     return values
 
 
 @functools.cache
-def _reads_only_the_shape(domain: str, op_type: str) -> bool:
-    """Whether an operator makes sizes of a tensor of any type: then its values do not matter."""
+def _depends_on_shape_only(domain: str, op_type: str) -> bool:
+    """Whether an operator computes sizes from a tensor of any type: then its data do not matter."""
     schema = onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
     return (
         schema.has_data_propagation_function
@@ -245,13 +282,8 @@ def _reads_only_the_shape(domain: str, op_type: str) -> bool:
     )
 
 
-def _stored(weight: onnx.TensorProto) -> Value | None:
-    """The values of a small initializer, where they are at hand."""
-    return None if math.prod(weight.dims) > _SMALL else tensor_array(weight)
-
-
-def _stand_in(kind: onnx.TypeProto | None) -> Value | None:
-    """A tensor of this shape, if the shape is fixed; it takes no memory."""
+def _zeros(kind: onnx.TypeProto | None) -> Value | None:
+    """Return an array of a fixed shape that takes no memory; None for another shape."""
     if kind is None or not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim
@@ -263,39 +295,46 @@ def _stand_in(kind: onnx.TypeProto | None) -> Value | None:
         return None
 
 
-def _evaluated(
-    node: onnx.NodeProto, given: Mapping[str, Value], opsets: Iterable[onnx.OperatorSetIdProto]
+def _evaluate(
+    node: onnx.NodeProto, inputs: Mapping[str, Value], opsets: Iterable[onnx.OperatorSetIdProto]
 ) -> dict[str, Value]:
-    from onnx.reference import ReferenceEvaluator  # slow to import, and most files need none
+    """Run one node; return nothing where that is impossible or a result is large."""
+    from onnx.reference import ReferenceEvaluator  # here, because its import takes long
 
     names = [name for name in node.output if name]
     graph = onnx.helper.make_graph(
         [node],
         "node",
-        [onnx.ValueInfoProto(name=name) for name in given],
+        [onnx.ValueInfoProto(name=name) for name in inputs],
         [onnx.ValueInfoProto(name=name) for name in names],
     )
     try:
         model = onnx.helper.make_model(graph, opset_imports=list(opsets))
-        with np.errstate(
-            all="ignore"
-        ):  # log(0) of a position table is the model's business, not the user's
-            results = ReferenceEvaluator(model).run(None, dict(given))
+        # The log(0) of a position table is part of the model: numpy must not warn about it.
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(model).run(None, dict(inputs))
     except Exception:  # an operator or a case that the reference implementation does not have
         return {}
-    found = dict(zip(names, results, strict=True))
     small = all(
-        isinstance(value, np.ndarray | np.generic) and value.size <= _SMALL
-        for value in found.values()
+        isinstance(value, np.ndarray | np.generic) and value.size <= _MAX_ELEMENTS
+        for value in results
     )
-    return {name: np.asarray(value) for name, value in found.items()} if small else {}
+    return dict(zip(names, map(np.asarray, results), strict=True)) if small else {}
 
 
-def tensor_array(tensor: TensorProto) -> np.ndarray[Any, Any] | None:
-    """The values that lie in a tensor; None where they do not fit its shape, or are of a type that nobody knows."""
+def tensor_array(tensor: TensorProto) -> Value | None:
+    """Return the data of a tensor as an array.
+
+    Args:
+        tensor: The tensor.
+
+    Returns:
+        The array; None where the data are in a data file, do not fit the shape, or have an
+        unknown type.
+    """
     if tensor.data_location == TensorProto.EXTERNAL:
         return None
     try:
         return numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError, MemoryError):  # the last one for sizes below zero
+    except (ValueError, TypeError, KeyError, MemoryError):  # MemoryError for sizes below zero
         return None

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import functools
-import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import onnx
 
-from modelexport.graph.flat import nested_graphs
+from modelexport.graph.flat import nested_graphs, subgraph_prefix
+from modelexport.graph.order import running_order
 from modelexport.modules.record import NodeTag
 
 Label = Callable[[str, Sequence[onnx.NodeProto]], list[NodeTag | None]]
-"""The tags of the nodes of a level, given its prefix."""
+"""Returns the tags of the nodes of a graph, given the prefix of its keys."""
 
 
 class Subgraph:
-    """One graph: the main one, or one nested in a node of another level.
+    """One graph: the main one, or one nested in a node of another.
 
-    `nodes` and `tags` are in the order of the file, `bodies` are the levels inside a node, by its place.
-    `place` is that of the node which holds this level, in the level around it.
+    Args:
+        graph: The protobuf graph.
+        label: Returns the tags of its nodes.
+        prefix: The prefix of its keys, as in `modelexport.graph.flat`.
+        outer: The graph around it; None for the main graph.
+        place: The index of the node that has it, in the graph around it.
+
+    Attributes:
+        nodes: The nodes in file order.
+        tags: The tag of each node.
+        bodies: The subgraphs of a node, by its index.
     """
 
     def __init__(
@@ -39,121 +48,151 @@ class Subgraph:
         self.tags = label(prefix, self.nodes)
         self.bodies: dict[int, list[Subgraph]] = {}
         self._flow: ConstantFlow | None = None
-        for position, node in enumerate(self.nodes):
+        for index, node in enumerate(self.nodes):
             attributes = node.attribute
-            if attributes:
-                nested = nested_graphs(attributes)
-                if nested:
-                    key = node_key(prefix, position, node)
-                    self.bodies[position] = [
-                        Subgraph(body, label, f"{key}/{name}/", self, position)
-                        for name, body in nested
-                    ]
+            nested = nested_graphs(attributes) if attributes else ()
+            if nested:
+                key = node_key(prefix, index, node)
+                self.bodies[index] = [
+                    Subgraph(inner, label, subgraph_prefix(key, name), self, index)
+                    for name, inner in nested
+                ]
 
     def __iter__(self) -> Iterator[Subgraph]:
-        """This level and all inside it, a node's own before those of later nodes."""
+        """Iterate over this graph and all inside it, in file order."""
         yield self
-        for bodies in self.bodies.values():
-            for body in bodies:
-                yield from body
+        for subgraphs in self.bodies.values():
+            for subgraph in subgraphs:
+                yield from subgraph
 
     def tags_inside(self) -> Iterator[NodeTag | None]:
-        """The tags of this level and of all inside it, in the order of the file: a node before those in its bodies."""
-        for position, tag in enumerate(self.tags):
-            yield tag
-            for body in self.bodies.get(position, ()):
-                yield from body.tags_inside()
+        """Iterate over the tags of this graph and of all inside it.
 
-    def reads(self, position: int) -> list[str]:
-        """What a node reads: its inputs, and what its bodies take from around it."""
-        names = [name for name in self.nodes[position].input if name]
-        for body in self.bodies.get(position, ()):
-            names += body.captured
+        Yields:
+            The tags in file order, that of a node before those of its subgraphs.
+        """
+        for index, tag in enumerate(self.tags):
+            yield tag
+            for subgraph in self.bodies.get(index, ()):
+                yield from subgraph.tags_inside()
+
+    def reads(self, index: int) -> list[str]:
+        """List the values that a node consumes, those that its subgraphs capture among them.
+
+        Args:
+            index: The index of the node.
+
+        Returns:
+            The names of the values.
+        """
+        names = [name for name in self.nodes[index].input if name]
+        for subgraph in self.bodies.get(index, ()):
+            names += subgraph.captured
         return names
 
     @functools.cached_property
     def captured(self) -> list[str]:
-        """The names that this level and those inside it take from around it."""
+        """The values of outer graphs that this graph and those inside it consume."""
         own = {name for node in self.nodes for name in node.output}
         own.update(value.name for value in self.graph.input)
         own.update(self.weights)
-        found = dict.fromkeys(
-            name for position in range(len(self.nodes)) for name in self.reads(position)
+        consumed = dict.fromkeys(
+            name for index in range(len(self.nodes)) for name in self.reads(index)
         )
-        found.update(dict.fromkeys(value.name for value in self.graph.output))
-        return [name for name in found if name not in own]
+        consumed.update(dict.fromkeys(value.name for value in self.graph.output))
+        return [name for name in consumed if name not in own]
 
     @functools.cached_property
     def weights(self) -> dict[str, onnx.TensorProto | onnx.SparseTensorProto]:
         """The initializers of this graph, by name."""
-        found: dict[str, onnx.TensorProto | onnx.SparseTensorProto] = {
-            t.name: t for t in self.graph.initializer
+        tensors: dict[str, onnx.TensorProto | onnx.SparseTensorProto] = {
+            tensor.name: tensor for tensor in self.graph.initializer
         }
-        found.update((sparse.values.name, sparse) for sparse in self.graph.sparse_initializer)
-        return found
+        tensors.update((sparse.values.name, sparse) for sparse in self.graph.sparse_initializer)
+        return tensors
 
     @functools.cached_property
     def declared(self) -> dict[str, onnx.ValueInfoProto]:
-        """What this graph says of its tensors, by name."""
-        found = {value.name: value for value in self.graph.value_info}
-        for values in (self.graph.input, self.graph.output):
-            found.update(
+        """The values that this graph declares, by name."""
+        values = {value.name: value for value in self.graph.value_info}
+        for ends in (self.graph.input, self.graph.output):
+            values.update(
                 (value.name, value)
-                for value in values
-                if value.HasField("type") or value.name not in found
+                for value in ends
+                if value.HasField("type") or value.name not in values
             )
-        return found
+        return values
 
     @functools.cached_property
     def weight_places(self) -> dict[str, int]:
-        """The place of each initializer among those of this graph, by name; sparse ones have none."""
-        return {tensor.name: place for place, tensor in enumerate(self.graph.initializer)}
+        """The index of each dense initializer of this graph, by name."""
+        return {tensor.name: index for index, tensor in enumerate(self.graph.initializer)}
 
     def flow(self, end: int) -> ConstantFlow:
-        """What does not depend on the model's inputs, of the nodes before `end` at least."""
+        """Return the values that do not depend on the model's inputs.
+
+        Args:
+            end: The number of nodes, from the first, that have to be covered.
+
+        Returns:
+            The constants, of these nodes at least.
+        """
         if self._flow is None or self._flow.end < end:
             self._flow = ConstantFlow(self, end)
         return self._flow
 
 
 def sort_nodes(level: Subgraph) -> None:
-    """Put each node of a graph after those that it reads from; runtimes do not ask for it, nor do all tools do it."""
-    maker = {name: place for place, node in enumerate(level.nodes) for name in node.output if name}
-    reads = {
-        p: {maker[name] for name in level.reads(p) if name in maker} - {p}
-        for p in range(len(level.nodes))
-    }
-    order: list[int] = []
-    waits = {place: len(sources) for place, sources in reads.items()}
-    readers: dict[int, list[int]] = {}
-    for place, sources in reads.items():
-        for source in sources:
-            readers.setdefault(source, []).append(place)
-    ready = [place for place, count in waits.items() if not count]
-    while ready:
-        place = heapq.heappop(ready)
-        order.append(place)
-        for reader in readers.get(place, ()):
-            waits[reader] -= 1
-            if not waits[reader]:
-                heapq.heappush(ready, reader)
-    kept = onnx.GraphProto()
-    kept.node.extend(level.nodes[place] for place in order)
+    """Sort the nodes of a graph topologically; not every tool writes them so.
+
+    Args:
+        level: The graph, of which the protobuf is changed; its other attributes are stale then.
+
+    Raises:
+        FormatError: The graph has a cycle.
+    """
+    nodes = level.nodes
+    producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    consumers: list[list[int]] = [[] for _ in nodes]
+    for index in range(len(nodes)):
+        sources = {producer[name] for name in level.reads(index) if name in producer}
+        for source in sources - {index}:
+            consumers[source].append(index)
+    # A detached graph, because clearing the field would invalidate the nodes that are in it.
+    ordered = onnx.GraphProto()
+    ordered.node.extend(nodes[index] for index in running_order(consumers, strict=True))
     del level.graph.node[:]
-    level.graph.node.extend(kept.node)
+    level.graph.node.extend(ordered.node)
 
 
 def node_key(prefix: str, position: int, node: onnx.NodeProto) -> str:
-    """The key of a node, as in `modelexport.graph.flat`: its first output, else its place."""
+    """Return the key of a node, as in `modelexport.graph.flat`: its first output, else its index.
+
+    Args:
+        prefix: The prefix of the keys in its graph.
+        position: The index of the node in its graph.
+        node: The node.
+
+    Returns:
+        The key.
+    """
     return prefix + next(filter(None, node.output), f"#{position}")
 
 
 class ConstantFlow:
-    """The nodes of a level, up to one of them, that do not depend on the model's inputs.
+    """The values of a graph, up to one of its nodes, that do not depend on the model's inputs.
 
-    `constant` has the place of the node for each tensor that such a node makes. A node that may give
-    another result each time is not among them, nor one whose operator nobody knows. `in_order` tells
-    whether each node comes after those that it reads from, as far as constants are concerned.
+    The outputs of a node whose operator is random or unknown are not among them.
+
+    Args:
+        level: The graph.
+        end: The number of nodes to cover, from the first.
+
+    Attributes:
+        constant: The index of the producer, by the name of each constant.
+        varying: The other values, those of outer graphs included.
+        outer: The same for the graph around it.
+        in_order: Whether each node comes after its producers, as far as constants are concerned.
     """
 
     def __init__(self, level: Subgraph, end: int) -> None:
@@ -162,36 +201,43 @@ class ConstantFlow:
         self.outer = None if level.outer is None else level.outer.flow(level.place)
         self.constant: dict[str, int] = {}
         self.in_order = True
-        around = set() if self.outer is None else self.outer.varying
-        weights = level.weights
-        varying = around.union(
-            value.name for value in level.graph.input if value.name not in weights
+        initializers, subgraphs = level.weights, level.bodies
+        self.varying: set[str] = set() if self.outer is None else set(self.outer.varying)
+        self.varying.update(
+            value.name for value in level.graph.input if value.name not in initializers
         )
-        bodies = level.bodies
-        update = varying.update
-        for position, node in enumerate(level.nodes[:end]):
-            for name in level.reads(position) if bodies and position in bodies else node.input:
+        varying = self.varying
+        for index, node in enumerate(level.nodes[:end]):
+            for name in level.reads(index) if subgraphs and index in subgraphs else node.input:
                 if name in varying:
-                    update(node.output)
+                    varying.update(node.output)
                     break
             else:
-                self._add_constant(position, node, varying)
-        self.varying: set[str] = varying
+                self._add_constant(index, node)
 
-    def _add_constant(self, position: int, node: onnx.NodeProto, varying: set[str]) -> None:
-        """A node that nothing varying enters makes a constant, unless it may make another one each time."""
-        constant, weights = self.constant, self.level.weights
+    def _add_constant(self, index: int, node: onnx.NodeProto) -> None:
+        """Add a node that consumes only constants."""
+        constant, initializers = self.constant, self.level.weights
         if self.in_order and self.outer is None:
             self.in_order = all(
-                name in constant or name in weights or not name for name in node.input
+                name in constant or name in initializers or not name for name in node.input
             )
+        outputs = filter(None, node.output)
         if is_repeatable(node.domain, node.op_type):
-            constant.update(dict.fromkeys(filter(None, node.output), position))
+            constant.update(dict.fromkeys(outputs, index))
         else:
-            varying.update(filter(None, node.output))
+            self.varying.update(outputs)
 
     def producer(self, name: str) -> tuple[ConstantFlow, int] | None:
-        """The constant node that makes a tensor, here or further out."""
+        """Find the node that produces a constant, in this graph or around it.
+
+        Args:
+            name: The name of the value.
+
+        Returns:
+            The constants of the producer's graph and the producer's index; None if the value is
+            not constant.
+        """
         if name in self.constant:
             return self, self.constant[name]
         return None if self.outer is None else self.outer.producer(name)
@@ -199,21 +245,37 @@ class ConstantFlow:
 
 @functools.cache
 def is_repeatable(domain: str, op_type: str) -> bool:
-    """Whether an operator is known to give the same result each time."""
+    """Whether an operator is known to return the same result for the same inputs.
+
+    Args:
+        domain: The domain of the operator.
+        op_type: Its name.
+
+    Returns:
+        False for a random or an unknown operator.
+    """
     try:
         schema = onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
     except onnx.defs.SchemaError:
         return False
-    return not vars(type(schema))["non_deterministic"].__get__(schema)
+    return not schema.non_deterministic  # type: ignore[attr-defined] # not in onnx's stubs
 
 
 def no_tags(prefix: str, nodes: Sequence[onnx.NodeProto]) -> list[NodeTag | None]:
-    """No tags, where nobody asks for them."""
+    """Return no tag for every node: a `Label` for graphs whose tags are not needed.
+
+    Args:
+        prefix: The prefix of the keys, not used.
+        nodes: The nodes.
+
+    Returns:
+        None for each node.
+    """
     return [None] * len(nodes)
 
 
 class SubgraphValue(NamedTuple):
-    """A tensor that enters or leaves a piece, and the level that it is seen from."""
+    """A value that enters or leaves an extracted model, and the graph that it is seen from."""
 
     level: Subgraph
     name: str

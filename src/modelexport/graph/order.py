@@ -5,29 +5,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
+from modelexport.errors import FormatError
 
-def running_order(readers: Sequence[Sequence[int]], firsts: Sequence[float]) -> list[int]:
-    """Numbers, each after those that it reads from, lower `firsts` first; where that goes round, by `firsts` alone.
 
-    `readers` has for each number those that read from it.
+def running_order(
+    consumers: Sequence[Sequence[int]],
+    priorities: Sequence[float] | None = None,
+    *,
+    strict: bool = False,
+) -> list[int]:
+    """Sort nodes topologically, and otherwise by priority.
+
+    The order is stable: among the nodes whose producers all come before, the one with the lowest
+    priority is next, then the one with the lowest number. Where every remaining node waits for
+    another, as in a cycle, the one with the lowest priority is next. Takes time linear in the
+    edges, and logarithmic in the nodes that are ready at once.
+
+    Args:
+        consumers: For each node those that consume its outputs; one may be listed repeatedly.
+        priorities: A number for each node; its own number if None.
+        strict: Whether a cycle is an error.
+
+    Returns:
+        The numbers of all nodes.
+
+    Raises:
+        FormatError: There is a cycle, and `strict` is set.
     """
-    waits = [0] * len(readers)
-    for found in readers:
-        for reader in found:
-            waits[reader] += 1
-    ready = [(firsts[number], number) for number, count in enumerate(waits) if not count]
+    ranks = range(len(consumers)) if priorities is None else priorities
+    waiting = [0] * len(consumers)
+    for nodes in consumers:
+        for consumer in nodes:
+            waiting[consumer] += 1
+    ready = [(ranks[node], node) for node, count in enumerate(waiting) if not count]
     heapify(ready)
-    left = iter(sorted(range(len(readers)), key=firsts.__getitem__))
-    done = [False] * len(readers)
+    by_priority = iter(sorted(range(len(consumers)), key=ranks.__getitem__))
+    done = [False] * len(consumers)
     order: list[int] = []
-    while len(order) < len(readers):
-        number = heappop(ready)[1] if ready else next(left)
-        if done[number]:
+    while len(order) < len(consumers):
+        if strict and not ready:
+            raise FormatError(
+                "the graph has a cycle", hint="no runtime can run it; export it again"
+            )
+        node = heappop(ready)[1] if ready else next(by_priority)
+        if done[node]:
             continue
-        done[number] = True
-        order.append(number)
-        for reader in readers[number]:
-            waits[reader] -= 1
-            if not waits[reader] and not done[reader]:
-                heappush(ready, (firsts[reader], reader))
+        done[node] = True
+        order.append(node)
+        for consumer in consumers[node]:
+            waiting[consumer] -= 1
+            if not waiting[consumer] and not done[consumer]:
+                heappush(ready, (ranks[consumer], consumer))
     return order

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type, plural
-from modelexport.modules.record import AUXILIARY, ModuleRecord, ModuleStatus, NodeTag
-from modelexport.modules.tree import Ancestry, is_within, join_path, resolve_alias
+from modelexport.modules.record import AUXILIARY, ModuleRecord, NodeTag
+from modelexport.modules.tree import is_within, resolve_alias
+
+AUXILIARY_WORD = "auxiliary"
+"""Selects the auxiliary nodes, instead of a module."""
 
 _GLOB = re.compile(r"[*?\[]")
-_MOST = 5
-_WHY: dict[str, str] = {
-    ModuleStatus.ABSORBED: "the exporter folded or fused all of it away (absorbed)",
-    ModuleStatus.UNUSED: "it did not run in the export (unused)",
-}
+_MAX_SUGGESTIONS = 5
 
 
 class ModuleRef(msgspec.Struct, frozen=True):
@@ -30,272 +28,255 @@ class ModuleRef(msgspec.Struct, frozen=True):
     call: int | None = None
 
 
-class ModuleIndex:
-    """The modules of a file: from its records, or, where those are lost, as far as the nodes' tags tell."""
+class Resolution(msgspec.Struct, frozen=True):
+    """What a text stands for: a module with all below it, the matches of a glob, or nothing."""
 
-    def __init__(self, records: Mapping[str, ModuleRecord], tags: Iterable[NodeTag | None]) -> None:
-        self.records = records
-        self.tags: dict[str, str | None] = {path: record.tag for path, record in records.items()}
-        self._aliases = {
-            alias: path for path, record in records.items() for alias in record.aliases
-        }
-        self._calls = {path: record.calls for path, record in records.items()}
-        if not records:
-            self._gather(tags)
-        self._path_of = {tag: path for path, tag in self.tags.items() if tag is not None}
+    path: str | None = None
+    """The path of the module that the text names."""
+    tag: str | None = None
+    """The tag that the text is, or that the tags of some modules lie below."""
+    prefix: str | None = None
+    """The beginning of a tag that ends within a segment."""
+    glob: re.Pattern[str] | None = None
 
-    def _gather(self, tags: Iterable[NodeTag | None]) -> None:
-        """Without records: the paths of nodes and those above them; a tag is of what its nodes have in common."""
-        lineage = Ancestry({})
-        modules: dict[str, set[str]] = {}
-        for tag in tags:
-            if tag is not None:
-                modules.setdefault(tag.hierarchy_path, set()).add(tag.hierarchy_module)
-                calls = self._calls.get(tag.hierarchy_module, 1)
-                self._calls[tag.hierarchy_module] = max(calls, 1 + (tag.hierarchy_call or 0))
-        for name, paths in modules.items():
-            self.tags.update(
-                (above, None)
-                for path in paths
-                for above in lineage.of(path)
-                if above not in self.tags
-            )
-            self.tags[lineage.common(paths)] = name
+    def covers(self, path: str, tag: str | None) -> bool:
+        """Whether a module is meant.
 
-    def find(self, text: str) -> ModuleRef:
-        """The one module that a text stands for."""
+        Args:
+            path: The path of the module.
+            tag: Its tag, or that of the nearest shown module above it.
+
+        Returns:
+            Whether the text names the module or one above it, or the glob matches path or tag.
+        """
+        if self.glob is not None:
+            return bool(self.glob.match(path) or (tag is not None and self.glob.match(tag)))
+        if self.tag is not None:
+            return tag is not None and is_tag_within(tag, self.tag)
+        if self.path is not None:
+            return is_within(path, self.path)
+        return self.prefix is not None and tag is not None and tag.startswith(self.prefix)
+
+
+class ModuleNames:
+    """The names that the modules of a file can be given by.
+
+    Args:
+        tags: The tag of each module by its path; None for a hidden one.
+        aliases: The path of a module by each of its aliases.
+        node_tags: Further tags, those of nodes in a file whose module records are lost.
+    """
+
+    def __init__(
+        self,
+        tags: Mapping[str, str | None],
+        aliases: Mapping[str, str],
+        node_tags: Iterable[str] = (),
+    ) -> None:
+        self.tags = tags
+        self._aliases = aliases
+        self._path_of = {tag: path for path, tag in tags.items() if tag is not None}
+        self._all_tags = sorted({*self._path_of, *node_tags})
+
+    def resolve(self, text: str) -> Resolution:
+        """Resolve what a user typed; every command that takes a module or a pattern uses this.
+
+        Args:
+            text: A module path, a tag, an alias, a glob on paths and tags, or the beginning of a
+                tag; the first of them that fits.
+
+        Returns:
+            What it stands for.
+
+        Raises:
+            ArgumentTypeError: It is not a text.
+        """
         if not isinstance(text, str):
             raise ArgumentTypeError(
                 f"the module is {describe_type(text)}", hint="pass a tag or a module path"
             )
         if text in self.tags:
-            return ModuleRef(text, self.tags[text])
+            return Resolution(path=text)
         whole = text.rstrip("/")
-        path = self._path_of.get(whole, resolve_alias(text, self.tags, self._aliases))
+        if any(is_tag_within(tag, whole) for tag in self._all_tags):
+            return Resolution(path=self._path_of.get(whole), tag=whole)
+        path = resolve_alias(text, self.tags, self._aliases)
         if path is not None:
-            return ModuleRef(path, self.tags.get(path))
+            return Resolution(path=path)
         if _GLOB.search(text):
-            return self._only_match(text)
-        raise ArgumentError(f"no module is called {text!r}", hint=self._near(text))
+            return Resolution(glob=re.compile(fnmatch.translate(text)))
+        return Resolution(prefix=text if text.startswith("/") else None)
 
-    def _only_match(self, text: str) -> ModuleRef:
-        pattern = re.compile(fnmatch.translate(text))
-        found = [
+    def find(self, text: str) -> ModuleRef:
+        """Find the one module that a text stands for.
+
+        Args:
+            text: What `resolve` takes, if it names one module.
+
+        Returns:
+            The module.
+
+        Raises:
+            ArgumentError: It names no module or several; the hint has the nearest names.
+            ArgumentTypeError: It is not a text.
+        """
+        resolution = self.resolve(text)
+        path = resolution.path
+        if resolution.glob is not None:
+            path = self._only_match(text, resolution.glob)
+        if path is None:
+            raise ArgumentError(f"no module is called {text!r}", hint=self._hint(text))
+        return ModuleRef(path, self.tags.get(path))
+
+    def _only_match(self, text: str, glob: re.Pattern[str]) -> str:
+        matches = [
             path
             for path, tag in self.tags.items()
-            if pattern.match(path) or (tag and pattern.match(tag))
+            if glob.match(path) or (tag is not None and glob.match(tag))
         ]
-        if not found:
-            raise ArgumentError(f"no module matches {text!r}", hint=self._near(text.strip("*")))
-        if len(found) > 1:
-            more = "" if len(found) <= _MOST else f" and {len(found) - _MOST} more"
-            named = ", ".join(path or "(root)" for path in found[:_MOST])
+        if not matches:
+            raise ArgumentError(f"no module matches {text!r}", hint=self._hint(text))
+        if len(matches) > 1:
+            named = ", ".join(path or "(root)" for path in matches[:_MAX_SUGGESTIONS])
+            rest = len(matches) - _MAX_SUGGESTIONS
+            more = f" and {rest} more" if rest > 0 else ""
             raise ArgumentError(
-                f"{text!r} matches {plural(len(found), 'module')}",
+                f"{text!r} matches {plural(len(matches), 'module')}",
                 hint=f"name one of {named}{more}",
             )
-        return ModuleRef(found[0], self.tags[found[0]])
+        return matches[0]
 
-    def _near(self, text: str) -> str:
-        """The names that look most like this one, told as a hint."""
-        names = (
-            list(self._path_of) if text.startswith("/") else [path for path in self.tags if path]
-        )
-        wanted = text.strip("/.").lower()
-        by_part = sorted(
-            (name for name in names if wanted and wanted in name.lower()), key=lambda n: (len(n), n)
-        )
-        near = by_part[:_MOST] or difflib.get_close_matches(text, names, n=_MOST, cutoff=0.5)
+    def _hint(self, text: str) -> str:
+        near = self.suggest(text)
         if not near:
-            last = re.split(r"[./]", wanted)[-1]
-            near = [name for name in names if last and re.split(r"[./]", name.lower())[-1] == last][
-                :_MOST
-            ]
-        return (
-            f"near it: {', '.join(near)}"
-            if near
-            else "modelexport extract ONNX --list shows them all"
-        )
+            return "modelexport extract ONNX --list shows them all"
+        return f"near it: {', '.join(near)}"
 
-    def called(self, target: ModuleRef, call: int) -> ModuleRef:
-        """One call of a module."""
-        if isinstance(call, bool) or not isinstance(call, int):
-            raise ArgumentTypeError(
-                f"the call is {describe_type(call)}", hint="pass a number, from 0"
+    def suggest(self, text: str) -> list[str]:
+        """List the names that are most like a text which matches nothing.
+
+        Args:
+            text: What the user typed.
+
+        Returns:
+            Up to five tags where the text begins like a tag, else module paths, or tags where no
+            path is near.
+        """
+        wanted = text.strip("/.*").lower()
+        if not text.startswith("/"):
+            paths = [path for path in self.tags if path]
+            near = (
+                _containing(wanted, paths)
+                or difflib.get_close_matches(text.strip("*"), paths, n=_MAX_SUGGESTIONS, cutoff=0.5)
+                or _with_similar_end(wanted, paths, ".")
             )
-        calls = self._calls.get(target.path, 0)
-        if not self.records and any(
-            is_within(path, target.path) and path != target.path for path in self._calls
-        ):
-            raise ArgumentError(
-                "the records of the export are lost, and nodes alone do not tell which call of a container they are of",
-                hint="leave the call out, or take a module that holds no other",
-            )
-        if not 0 <= call < calls:
-            ran = (
-                "never ran itself"
-                if not calls
-                else "ran once"
-                if calls == 1
-                else f"ran {calls} times"
-            )
-            hint = "leave the call out" if calls < 2 else f"calls are numbered 0 to {calls - 1}"
-            raise ArgumentError(
-                f"{target.path or 'the root'} {ran}: there is no call {call}", hint=hint
-            )
-        return msgspec.structs.replace(target, call=call if calls > 1 else None)
+            if near:
+                return near
+        return _containing(wanted, self._all_tags) or _with_similar_end(wanted, self._all_tags, "/")
 
-    def nothing(self, target: ModuleRef) -> ArgumentError:
-        """Why a module has no nodes, and what to take instead."""
-        record = self.records.get(target.path)
-        name = target.path or "the root"
-        if record is not None and record.nodes and target.call is not None:
-            hint = "leave the call out, or take another"
-            return ArgumentError(f"call {target.call} of {name} has no nodes", hint=hint)
-        above = target.path
-        while above and not (above in self.records and self.records[above].nodes):
-            above = above.rpartition(".")[0]
-        why = (
-            ""
-            if record is None
-            else f": {_WHY.get(record.status, 'its nodes are not in the file')}"
-        )
-        hint = f"{above or 'the root'} is the nearest module around it that has nodes"
-        return ArgumentError(f"{name} has no nodes{why}", hint=hint)
+    def any_tags(self) -> list[str]:
+        """List some tags, for a text that no name is like.
 
-    def carried_tag(self, path: str) -> str | None:
-        """A module's own tag, or that of the nearest module above it that has one."""
-        while path and self.tags.get(path) is None:
-            path = path.rpartition(".")[0]
-        return self.tags.get(path)
-
-    def results(self, target: ModuleRef) -> set[str]:
-        """The tensors that a module returned, in the call that is meant or in all."""
-        return {name for names in self.returned(target).values() for name in names if name}
-
-    def returned(self, target: ModuleRef) -> dict[int, tuple[str | None, ...]]:
-        """What a module returned by call, in the call that is meant or in all; None for what the exporter removed."""
-        record = self.records.get(target.path)
-        calls = () if record is None else record.results
-        return {
-            number: names for number, names in enumerate(calls) if target.call in (None, number)
-        }
-
-    def call_within(self, path: str, call: int | None, outer: str) -> int | None:
-        """Which call of `outer` a call of a module below it was part of; None where that is not known."""
-        while True:
-            record = self.records.get(path)
-            if path == outer:
-                return 0 if call is None and self._calls.get(path, 0) < 2 else call
-            if record is not None and record.calls:
-                if call is None and record.calls > 1:
-                    return None
-                place = call or 0
-                call = record.called_in[place] if place < len(record.called_in) else None
-                if call == -1:
-                    return None
-            path = path.rpartition(".")[0]
-
-    def child_call(self, path: str, call: int | None, parent: str) -> tuple[str, int | None]:
-        """The child of a module that another below it belongs to, and the call; one that never ran is looked into."""
-        below = path[len(parent) + 1 :].split(".") if parent else path.split(".")
-        child = parent
-        for name in below:
-            child = join_path(child, name)
-            if child not in self.records or self.records[child].calls:
-                break
-        calls = self.records[child].calls if child in self.records else 0
-        return child, self.call_within(path, call, child) if calls > 1 else None
-
-    def holds(self, target: ModuleRef) -> functools._lru_cache_wrapper[bool]:
-        """Whether a node with this tag belongs to a module, by its module and call."""
-
-        @functools.cache
-        def belongs(path: str, call: int | None) -> bool:
-            if not is_within(path, target.path):
-                return False
-            return target.call is None or self.call_within(path, call, target.path) == target.call
-
-        return belongs
+        Returns:
+            Up to five tags.
+        """
+        return self._all_tags[:_MAX_SUGGESTIONS]
 
 
-AUXILIARY_WORD = "auxiliary"
-_SUGGESTIONS = 5
-_GLOB_OR_LIST = re.compile(r"[*?\[]")
+def _containing(wanted: str, names: Sequence[str]) -> list[str]:
+    """List the shortest names that contain a text."""
+    matches = [name for name in names if wanted and wanted in name.lower()]
+    return sorted(matches, key=lambda name: (len(name), name))[:_MAX_SUGGESTIONS]
+
+
+def _with_similar_end(wanted: str, names: Sequence[str], separator: str) -> list[str]:
+    """List the names whose last segment is most like that of a text."""
+    ends: dict[str, list[str]] = {}
+    for name in names:
+        ends.setdefault(name.rpartition(separator)[2].lower(), []).append(name)
+    last = wanted.rpartition(separator)[2]
+    close = difflib.get_close_matches(last, ends, n=_MAX_SUGGESTIONS, cutoff=0.4)
+    return [name for end in close for name in ends[end]][:_MAX_SUGGESTIONS]
 
 
 class Selection:
-    """Which nodes and modules a text stands for; all of them where there is no text."""
+    """The nodes and modules that a text stands for; all of them where there is no text.
+
+    Args:
+        text: What `ModuleNames.resolve` takes, or `auxiliary`; None for everything.
+        tags: The tags of the nodes of the file.
+        modules: The module records by path.
+    """
 
     def __init__(
-        self, text: str | None, tags: Iterable[str], modules: dict[str, ModuleRecord]
+        self, text: str | None, tags: Iterable[str], modules: Mapping[str, ModuleRecord]
     ) -> None:
         self.text = text
-        self._is_glob = False
-        self._tags = sorted(
-            {*tags, *(record.tag for record in modules.values() if record.tag is not None)}
+        self._names = ModuleNames(
+            {path: record.tag for path, record in modules.items()}, list_aliases(modules), tags
         )
-        self._matches, self._of_path = self._understand(text, modules)
-
-    def _understand(
-        self, text: str | None, modules: dict[str, ModuleRecord]
-    ) -> tuple[Callable[[str], bool] | None, str | None]:
-        """How the text matches tags, or which module path it names."""
-        if text is None or text == AUXILIARY_WORD:
-            return None, None
-        if text in modules and text:
-            return None, text
-        whole = text.rstrip("/")
-        if any(is_tag_within(tag, whole) for tag in self._tags):
-            return (lambda tag: is_tag_within(tag, whole)), None
-        if _GLOB_OR_LIST.search(text):
-            pattern = re.compile(fnmatch.translate(text))
-            self._is_glob = True
-            return (lambda name: pattern.match(name) is not None), None
-        return (lambda tag: text.startswith("/") and tag.startswith(text)), None
+        self._resolution = self._names.resolve(text or "")
 
     def has_node(self, tag: NodeTag | None) -> bool:
-        if self.text is None:
-            return True
-        if tag is None:
-            return False
+        """Whether a node is selected.
+
+        Args:
+            tag: The tag of the node; None for a node without a tag.
+
+        Returns:
+            Whether it is.
+        """
+        if self.text is None or tag is None:
+            return self.text is None
         if self.text == AUXILIARY_WORD:
             return tag.hierarchy_method in AUXILIARY
-        if self._of_path is not None:
-            return is_within(tag.hierarchy_module, self._of_path)
-        return self._matched(tag.hierarchy_path) or (
-            self._is_glob and self._matched(tag.hierarchy_module)
-        )
+        return self._resolution.covers(tag.hierarchy_module, tag.hierarchy_path)
 
     def has_module(self, path: str, tag: str | None) -> bool:
-        """Whether a module is meant; `tag` is its own or that of the nearest shown module above it."""
-        if self.text is None:
-            return True
-        if self.text == AUXILIARY_WORD:
-            return False
-        if self._of_path is not None:
-            return is_within(path, self._of_path)
-        return (tag is not None and self._matched(tag)) or (self._is_glob and self._matched(path))
+        """Whether a module is selected.
 
-    def _matched(self, name: str) -> bool:
-        return self._matches is not None and self._matches(name)
+        Args:
+            path: The path of the module.
+            tag: Its tag, or that of the nearest shown module above it.
+
+        Returns:
+            Whether it is.
+        """
+        if self.text is None or self.text == AUXILIARY_WORD:
+            return self.text is None
+        return self._resolution.covers(path, tag)
 
     def nearest(self) -> list[str]:
-        """The tags that look most like the text, for a text that matches nothing."""
-        if self.text is None or not self._tags:
+        """List the names that are most like the text, for one that selects nothing.
+
+        Returns:
+            The names; any tags where none is near.
+        """
+        if self.text is None:
             return []
-        wanted = self.text.strip("/*").lower()
-        by_part = [tag for tag in self._tags if wanted and wanted in tag.lower()]
-        if by_part:
-            return sorted(by_part, key=lambda tag: (len(tag), tag))[:_SUGGESTIONS]
-        last = wanted.rpartition("/")[2]
-        ends: dict[str, str] = {}
-        for tag in self._tags:
-            ends.setdefault(tag.rpartition("/")[2].lower(), tag)
-        close = difflib.get_close_matches(last, ends, n=_SUGGESTIONS, cutoff=0.4)
-        return [ends[name] for name in close] or self._tags[:_SUGGESTIONS]
+        return self._names.suggest(self.text) or self._names.any_tags()
+
+
+def list_aliases(modules: Mapping[str, ModuleRecord]) -> dict[str, str]:
+    """Return the path of the module that each alias stands for.
+
+    Args:
+        modules: The module records by path.
+
+    Returns:
+        The paths by alias.
+    """
+    return {alias: path for path, record in modules.items() for alias in record.aliases}
 
 
 def is_tag_within(tag: str, ancestor: str) -> bool:
-    """Whether a tag is this one or lies below it."""
+    """Whether a tag is another one or lies below it.
+
+    Args:
+        tag: The tag.
+        ancestor: The other tag.
+
+    Returns:
+        Whether it is or does.
+    """
     return tag == ancestor or tag.startswith(f"{ancestor}/")

@@ -11,7 +11,7 @@ class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "cla
     """One module, shown or hidden."""
 
     tag: str | None
-    """Null for a hidden module."""
+    """Its tag; null for a hidden module."""
     class_: str
     """The qualified class; `class` in JSON."""
     shown: bool
@@ -19,35 +19,38 @@ class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "cla
     status: str
     """`nodes`, `absorbed` or `unused`."""
     calls: int
-    """How often it ran."""
+    """How many times it ran."""
     execution_order: int | None
-    """The number of its first call; null if it did not run."""
+    """The rank of its first call among those of all modules; null if it did not run."""
     forward_args: tuple[str, ...]
     """The names of the arguments of `forward`."""
     parameters: tuple[str, ...]
-    """The names of all weights in it, from its own path on."""
+    """The names of its parameters and of those below it, relative to its path."""
     direct_parameters: tuple[str, ...]
-    """The names of the weights that it holds itself."""
+    """The names of its own parameters."""
     children: tuple[str, ...]
-    """The names of the modules in it."""
+    """The names of its children."""
     aliases: tuple[str, ...]
     """Other paths of the same object."""
     nodes: int
-    """How many nodes it has, with those of the modules below it."""
+    """The number of its nodes, those of the modules below it included."""
     results: tuple[tuple[str | None, ...], ...] = ()
-    """For each call the tensors and numbers it returned, by their names in the file; null for what is not there."""
+    """For each call the names of the values it returned; null for one that is not in the file."""
     called_in: tuple[int, ...] = ()
-    """For each call the call of the module above it that it was part of, -1 for none; empty if that ran only once."""
+    """For each call the enclosing call of its parent, -1 for none; empty if the parent ran once."""
     parameter_count: int | msgspec.UnsetType = msgspec.UNSET
-    """The elements of its parameters in PyTorch and of those below it, each parameter object once."""
+    """The elements of its parameters and of those below it, each parameter object once."""
     more_aliases: int | msgspec.UnsetType = msgspec.UNSET
-    """How many further names it has; only there if `aliases` is cut, as it is for modules shared at many levels."""
+    """How many aliases are not listed; absent where all are.
+
+    The list is cut for modules that are shared at many levels."""
 
 
 class ModuleStatus(enum.StrEnum):
-    """`nodes`: the module or one below it has nodes.
+    """What became of a module in the export.
 
-    `absorbed`: it ran, and neither it nor a module below it has nodes. `unused`: it did not run.
+    `nodes`: it or a module below it has nodes. `absorbed`: it ran, and neither it nor a module
+    below it has nodes. `unused`: it did not run.
     """
 
     NODES = "nodes"
@@ -56,7 +59,7 @@ class ModuleStatus(enum.StrEnum):
 
 
 class Method(enum.StrEnum):
-    """Why a node has its tag, as written in `hierarchy_method`."""
+    """The evidence for a node's module, as written in `hierarchy_method`."""
 
     SCOPE = "scope"
     PARAMETER = "parameter"
@@ -65,25 +68,25 @@ class Method(enum.StrEnum):
 
 
 AUXILIARY = frozenset({Method.DATAFLOW.value, Method.ROOT.value})
-"""Nodes found by these methods have no evidence of their own."""
+"""The methods of nodes that have no evidence of their own."""
 
 
 class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a node's doc_string says."""
+    """The tag of a node, as its doc_string holds it."""
 
     hierarchy_tags: tuple[str, ...]
-    """The node's own tag first, then, sorted, the tags of other modules that read its outputs."""
+    """The node's own tag first, then, sorted, those of other modules that consume its outputs."""
     hierarchy_path: str
     """The node's tag: that of its module, or of the nearest shown module above it."""
     hierarchy_count: int
     """The number of `hierarchy_tags`."""
     hierarchy_method: str
-    """The evidence: `scope`, `parameter`, `dataflow`, `root`, or a plugin's own word."""
+    """The evidence: `scope`, `parameter`, `dataflow`, `root`, or that of a plugin."""
     hierarchy_module: str
     """The exact path of its module, shown or hidden; the root is empty."""
     hierarchy_call: int | None = None
     """Which call of the module, from 0, where it ran more than once."""
     hierarchy_covers: tuple[str, ...] = ()
-    """The paths of all modules whose operations are in the node, sorted, where they are several."""
+    """The paths of the modules whose operations the node implements, sorted, if several."""
     doc: str | None = None
     """A doc_string that the node had before."""

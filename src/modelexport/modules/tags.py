@@ -31,19 +31,26 @@ _BREAKS_A_CLASS = re.compile(r"[%/.\s\x00-\x1f\x7f-\x9f]")
 
 
 class TagPolicy(msgspec.Struct, frozen=True):
-    """Which modules are shown in tags.
-
-    `torch_nn` names the torch classes that are shown (or is `"all"`, `"none"`); `include` and
-    `exclude` are globs on a qualified class name or a module path, and `exclude` wins;
-    `max_depth` is the greatest number of segments a tag may have. The root is always shown.
-    """
+    """Which modules are shown in tags. The root always is."""
 
     torch_nn: tuple[str, ...] | str = DEFAULT_TORCH_NN
+    """The names of the torch classes that are shown, or `all` or `none`."""
     include: tuple[str, ...] = ()
+    """Globs on qualified class names and module paths: such modules are shown."""
     exclude: tuple[str, ...] = ()
+    """The same for modules that are not shown; wins over `include`."""
     max_depth: int | None = None
+    """The greatest number of segments of a tag."""
 
     def shows(self, module: Module) -> bool:
+        """Whether a module is shown, as far as its class and path decide.
+
+        Args:
+            module: The module.
+
+        Returns:
+            Whether it is.
+        """
         if _matches(module, self.exclude):
             return False
         if _matches(module, self.include) or not module.from_torch:
@@ -59,7 +66,21 @@ def make_policy(
     exclude: Sequence[str] | str | None = None,
     max_depth: int | None = None,
 ) -> TagPolicy:
-    """A policy from the arguments of `export_model`, checked."""
+    """Build a policy from the arguments of `export_model`.
+
+    Args:
+        torch_nn_exceptions: Class names, as a list or separated by commas; `all` or `none`.
+        include: Globs, in the same forms.
+        exclude: Globs, in the same forms.
+        max_depth: The greatest number of segments of a tag.
+
+    Returns:
+        The policy.
+
+    Raises:
+        ArgumentTypeError: An argument is of the wrong type.
+        ArgumentError: `max_depth` is below 1.
+    """
     if max_depth is not None and (isinstance(max_depth, bool) or not isinstance(max_depth, int)):
         raise ArgumentTypeError(f"max_depth must be a whole number, not {type(max_depth).__name__}")
     if max_depth is not None and max_depth < 1:
@@ -88,7 +109,15 @@ def _names(value: Sequence[str] | str | None, argument: str) -> tuple[str, ...]:
 
 
 def unmatched_names(policy: TagPolicy, classes: Mapping[str, str]) -> dict[str, list[str]]:
-    """By option, what a policy names and no module is; `classes` are the qualified classes by path."""
+    """List the names and globs of a policy that match no module.
+
+    Args:
+        policy: The policy.
+        classes: The qualified class of each module by its path.
+
+    Returns:
+        The names and globs by option: `torch_nn`, `include` and `exclude`.
+    """
     own = (
         policy.torch_nn
         if policy.torch_nn is not DEFAULT_TORCH_NN and not isinstance(policy.torch_nn, str)
@@ -114,7 +143,15 @@ def _is_named(qualified_class: str, path: str, glob: str) -> bool:
 
 
 def assign_tags(tree: ModuleTree, policy: TagPolicy) -> dict[str, str | None]:
-    """The tag of every module; None for a hidden one. Tags and shown modules are one-to-one."""
+    """Assign a tag to every shown module. Tags and shown modules are one-to-one.
+
+    Args:
+        tree: The modules.
+        policy: Which of them are shown.
+
+    Returns:
+        The tag of every module by its path; None for a hidden one.
+    """
     shown_parent, shown = _find_shown(tree, policy)
     siblings: dict[tuple[str, str], list[str]] = defaultdict(list)
     for path in shown:
@@ -134,7 +171,15 @@ def assign_tags(tree: ModuleTree, policy: TagPolicy) -> dict[str, str | None]:
 
 
 def nearest_tags(tree: ModuleTree, tags: dict[str, str | None]) -> dict[str, str]:
-    """The tag that a node of each module carries: its own, or that of its nearest shown ancestor."""
+    """Find the tag that the nodes of each module carry.
+
+    Args:
+        tree: The modules.
+        tags: The tag of every module; None for a hidden one.
+
+    Returns:
+        The tag of each module, or that of its nearest shown ancestor, by its path.
+    """
     carried: dict[str, str] = {}
     for path in tree:
         own = tags[path]
@@ -143,7 +188,7 @@ def nearest_tags(tree: ModuleTree, tags: dict[str, str | None]) -> dict[str, str
 
 
 def _find_shown(tree: ModuleTree, policy: TagPolicy) -> tuple[dict[str, str], list[str]]:
-    """The nearest shown ancestor of each module, and the shown modules in tree order."""
+    """Return the nearest shown ancestor of each module, and the shown modules in tree order."""
     nearest: dict[str, str] = {}
     depth: dict[str, int] = {"": 1}
     shown = [""]
@@ -152,21 +197,22 @@ def _find_shown(tree: ModuleTree, policy: TagPolicy) -> tuple[dict[str, str], li
             continue
         parent = tree.parent(path) or ""
         nearest[path] = parent if parent in depth else nearest[parent]
-        room = policy.max_depth is None or depth[nearest[path]] < policy.max_depth
-        if room and policy.shows(tree[path]):
+        fits = policy.max_depth is None or depth[nearest[path]] < policy.max_depth
+        if fits and policy.shows(tree[path]):
             depth[path] = depth[nearest[path]] + 1
             shown.append(path)
     return nearest, shown
 
 
 def _suffixes(parent: str, group: list[str]) -> dict[str, str]:
-    """For same-class siblings, the shortest tail of each path that no other of them ends in."""
+    """Find the shortest tail of each path that no other of these same-class siblings ends in."""
     parts = {path: path[len(parent) + 1 if parent else 0 :].split(".") for path in group}
     if len(group) == 1 and not parts[group[0]][-1].isdecimal():
         return {group[0]: ""}
     suffixes: dict[str, str] = {}
     pending = group
     length = 1
+    # A tail must be unique in the whole group, also among those whose suffix is found already.
     while pending:
         tails: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for path in group:

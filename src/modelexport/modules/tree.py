@@ -13,7 +13,7 @@ from modelexport.modules.record import ModuleRecord
 
 
 class Module(msgspec.Struct, frozen=True):
-    """What is known of one `nn.Module` without running it."""
+    """One `nn.Module`, as far as it is known without running it."""
 
     path: str
     qualified_class: str
@@ -25,12 +25,13 @@ class Module(msgspec.Struct, frozen=True):
     parameter_count: int = 0
     """The elements of its parameters and of those below it, each parameter object once."""
     more_aliases: int = 0
-    """How many names it has beside its path and those aliases, where the list is cut."""
+    """How many further aliases it has, where the list is cut."""
     opaque: bool = False
-    """Compiled by torch.jit: it takes no hooks, so its calls cannot be seen."""
+    """Whether it is compiled by torch.jit: it takes no hooks, so its calls cannot be recorded."""
 
     @property
     def class_name(self) -> str:
+        """The class without its package."""
         return self.qualified_class.rpartition(".")[2]
 
     @property
@@ -40,7 +41,12 @@ class Module(msgspec.Struct, frozen=True):
 
 
 class ModuleTree:
-    """All modules of a model in the order of `named_modules()`; the root is the empty path."""
+    """All modules of a model in the order of `named_modules()`; the root is the empty path.
+
+    Args:
+        modules: The modules by path.
+        tensor_shapes: The shapes of parameters and buffers by dotted name.
+    """
 
     def __init__(
         self, modules: Mapping[str, Module], tensor_shapes: Mapping[str, tuple[int, ...]]
@@ -75,40 +81,78 @@ class ModuleTree:
             if join_path(path, name) in self.modules
         )
 
-    def children(self, path: str) -> list[str]:
-        return list(self._child_paths(path))
-
     def parent(self, path: str) -> str | None:
+        """Return the parent of a module.
+
+        Args:
+            path: The path of the module.
+
+        Returns:
+            The path of its parent; None for the root.
+        """
         return self._parent.get(path)
 
     def canonical(self, path: str) -> str | None:
-        """The module's own path for any of its names, or None where no module has that name."""
+        """Return the path of the module that has a name.
+
+        Args:
+            path: A path or an alias.
+
+        Returns:
+            The path; None where no module has that name.
+        """
         return resolve_alias(path, self.modules, self._alias)
 
     def owner(self, tensor_name: str) -> str | None:
-        """The module that directly holds the parameter or buffer of this dotted name."""
-        found = self._owner.get(tensor_name)
-        if found is not None:
-            return found
+        """Find the module of a parameter or buffer.
+
+        Args:
+            tensor_name: Its dotted name, which may go through an alias of the module.
+
+        Returns:
+            The path of the module that it is an attribute of; None if there is none.
+        """
+        owner = self._owner.get(tensor_name)
+        if owner is not None:
+            return owner
         module, _, _ = tensor_name.rpartition(".")
         return None if module in self.modules else self.canonical(module)
 
     def lineage(self, path: str) -> list[str]:
-        """The module and its ancestors, from the module up to the root."""
+        """List a module and its ancestors.
+
+        Args:
+            path: The path of the module.
+
+        Returns:
+            Their paths, from the module up to the root.
+        """
         line = [path]
         while (parent := self._parent.get(line[-1])) is not None:
             line.append(parent)
         return line
 
     def common_ancestor(self, first: str, second: str) -> str:
-        """The lowest module that contains both."""
+        """Find the lowest module that contains two modules.
+
+        Args:
+            first: The path of one.
+            second: The path of the other.
+
+        Returns:
+            The path of their common ancestor.
+        """
         if first == second:
             return first
         above = set(self.lineage(first))
         return next(path for path in self.lineage(second) if path in above)
 
     def subtree_parameters(self) -> dict[str, tuple[str, ...]]:
-        """For each module its parameters and those below it, named as `named_parameters()` names them."""
+        """List the parameters of each module and of those below it.
+
+        Returns:
+            By module path the names, sorted, as `named_parameters()` of the module has them.
+        """
         names: dict[str, list[str]] = {
             path: list(m.direct_parameters) for path, m in self.modules.items()
         }
@@ -117,18 +161,22 @@ class ModuleTree:
             if parent is not None:
                 local = path[len(parent) + 1 :] if parent else path
                 names[parent].extend(f"{local}.{name}" for name in names[path])
-        return {path: tuple(sorted(found)) for path, found in names.items()}
+        return {path: tuple(sorted(parameters)) for path, parameters in names.items()}
 
 
 def parameter_counts(
     children: Mapping[str, Sequence[str]], held: Mapping[str, Mapping[int, int]]
 ) -> dict[str, int]:
-    """Count the elements of the parameters in each module and below it, each parameter object once.
+    """Count the elements of the parameters of each module and below, each parameter object once.
 
-    `children` are the modules right below each, parents first, one object under one path; `held` are the sizes of
-    the parameters that each holds itself, by the identity of the object.
+    Args:
+        children: The children of each module, parents first, one object under one path.
+        held: The sizes of each module's own parameters, by the identity of the object.
+
+    Returns:
+        The counts by module path.
     """
-    uses = Counter(["", *(child for found in children.values() for child in found)])
+    uses = Counter(["", *(child for paths in children.values() for child in paths)])
     slots = [identity for sizes in held.values() for identity in sizes]
     if max(uses.values()) > 1 or len(slots) > len(set(slots)):
         return {path: _counted_once(path, children, held) for path in children}
@@ -142,21 +190,30 @@ def _counted_once(
     path: str, children: Mapping[str, Sequence[str]], held: Mapping[str, Mapping[int, int]]
 ) -> int:
     """Count below one module where modules or parameters are shared."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     seen, pending = {path}, [path]
     while pending:
-        at = pending.pop()
-        found.update(held[at])
-        new = [child for child in dict.fromkeys(children[at]) if child not in seen]
+        module = pending.pop()
+        sizes.update(held[module])
+        new = [child for child in dict.fromkeys(children[module]) if child not in seen]
         seen.update(new)
         pending += new
-    return sum(found.values())
+    return sum(sizes.values())
 
 
 def resolve_alias(name: str, paths: Container[str], aliases: Mapping[str, str]) -> str | None:
-    """Return the path of the module with this name, listed or not; None where no module has it.
+    """Return the path of the module that has a name, also one that no list of aliases has.
 
-    A name that is not listed is followed from the root down: the names in parents' own paths all are.
+    Such a name is followed from the root down, because a child's names below its parent's own path
+    are always listed.
+
+    Args:
+        name: A path or an alias.
+        paths: The paths of all modules.
+        aliases: The paths of modules by alias.
+
+    Returns:
+        The path; None where no module has that name.
     """
     if name in paths:
         return name
@@ -172,40 +229,63 @@ def resolve_alias(name: str, paths: Container[str], aliases: Mapping[str, str]) 
 
 
 def join_path(path: str, name: str) -> str:
+    """Return the path of a child.
+
+    Args:
+        path: The path of the parent.
+        name: The name of the child, or of a parameter.
+
+    Returns:
+        The dotted path.
+    """
     return f"{path}.{name}" if path else name
 
 
 def is_within(path: str, ancestor: str) -> bool:
-    """Whether `path` is `ancestor` or lies below it."""
+    """Whether a module is another one or lies below it.
+
+    Args:
+        path: The path of the module.
+        ancestor: The path of the other.
+
+    Returns:
+        Whether it is or does.
+    """
     return not ancestor or path == ancestor or path.startswith(f"{ancestor}.")
 
 
 MOST_ALIASES = 100
-"""Names beyond those that a module has in its parents' own paths are listed up to this many in all."""
+"""How many aliases are listed, apart from those below a parent's own path, which always are."""
 _MOST_COUNTED = 2**53 - 1
-"""The greatest whole number that every JSON reader takes; nested sharing doubles the names at each level."""
+"""The greatest integer that every JSON reader accepts; nested sharing can exceed it."""
 
 Link = tuple[str, str]
-"""The path of a parent, and the name that it has for the child."""
+"""The path of a parent, and its name for the child."""
 
 
 class Aliases(NamedTuple):
-    """The names of a module beside its path, sorted, and how many more it has."""
+    """The aliases of a module, sorted, and how many are not listed."""
 
     listed: tuple[str, ...] = ()
     more: int = 0
 
 
 def find_aliases(links: Mapping[str, Sequence[Link]], order: Iterable[str]) -> dict[str, Aliases]:
-    """Return the aliases of each module; `order` has parents before their children, the root first.
+    """Find the aliases of each module, in time linear in the links.
 
-    Takes time linear in the links, because a module with more names passes only some of them on.
+    Args:
+        links: The links to each module, by its path.
+        order: The paths of all modules, the root first, parents before their children.
+
+    Returns:
+        The aliases by path.
     """
     names: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
     for path in order:
         above = links.get(path, ())
         direct = dict.fromkeys((path, *(join_path(parent, name) for parent, name in above)))
+        # A module with many names passes only some of them on, which keeps this linear.
         further = (
             join_path(other, name)
             for parent, name in above
@@ -214,13 +294,17 @@ def find_aliases(links: Mapping[str, Sequence[Link]], order: Iterable[str]) -> d
         names[path] = [*direct, *islice(further, max(0, MOST_ALIASES + 1 - len(direct)))]
         counts[path] = min(sum(counts[parent] for parent, _ in above) or 1, _MOST_COUNTED)
     return {
-        path: Aliases(tuple(sorted(found[1:])), max(0, counts[path] - len(found)))
-        for path, found in names.items()
+        path: Aliases(tuple(sorted(listed[1:])), max(0, counts[path] - len(listed)))
+        for path, listed in names.items()
     }
 
 
 class Ancestry:
-    """Parents of modules; paths that no record names hang on the nearest one above them, or on the root."""
+    """The ancestors of modules; a path without a record is below the nearest one that has a record.
+
+    Args:
+        modules: The module records by path.
+    """
 
     def __init__(self, modules: Mapping[str, ModuleRecord]) -> None:
         self._parent = {
@@ -231,7 +315,14 @@ class Ancestry:
         self._known: dict[str, tuple[str, ...]] = {"": ("",)}
 
     def of(self, path: str) -> tuple[str, ...]:
-        """The module and all above it, from the root down."""
+        """List a module and its ancestors.
+
+        Args:
+            path: The path of the module.
+
+        Returns:
+            Their paths, from the root down to the module.
+        """
         pending = []
         while path not in self._known:
             pending.append(path)
@@ -242,7 +333,14 @@ class Ancestry:
         return line
 
     def common(self, paths: Iterable[str]) -> str:
-        """The lowest module that holds all of these."""
+        """Find the lowest module that contains all of some modules.
+
+        Args:
+            paths: The paths of the modules.
+
+        Returns:
+            The path of their common ancestor.
+        """
         lines = [self.of(path) for path in dict.fromkeys(paths)]
         shared = ""
         for level in zip(*lines, strict=False):
@@ -253,9 +351,17 @@ class Ancestry:
 
 
 def subtree_totals(own: Mapping[str, int], lineage: Ancestry) -> Counter[str]:
-    """For each module the sum over itself and everything below it."""
-    whole: dict[str, int] = {}
+    """Sum counts over each module and everything below it.
+
+    Args:
+        own: The count of each module by its path.
+        lineage: The ancestors of modules.
+
+    Returns:
+        The sums by module path.
+    """
+    totals: Counter[str] = Counter()
     for path, count in own.items():
         for above in lineage.of(path):
-            whole[above] = whole.get(above, 0) + count
-    return Counter(whole)
+            totals[above] += count
+    return totals

@@ -1,4 +1,8 @@
-"""Digests of nodes, tensors and graphs."""
+"""Digests of nodes, tensors and graphs.
+
+Those of `node_digests`, `topology_digest`, `text_digest` and `record_digest` are written into
+files: they must stay the same from version to version.
+"""
 
 from __future__ import annotations
 
@@ -10,89 +14,117 @@ import msgspec
 import onnx
 from onnx import AttributeProto, TensorProto
 
-from modelexport.graph.flat import Graph, Node
+from modelexport.graph.flat import Graph
 from modelexport.graph.inference import tensor_array
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.model_file import (
-    PACKED,
-    DataFiles,
-    _initializer_messages,
-    external_location,
-)
+from modelexport.onnx_file.initializer_data import PACKED, DataFiles
+from modelexport.onnx_file.model_file import external_location, initializer_fields
 
-_BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-_STRIPPED = (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS)
+_SUBGRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+_WITH_NAMES = (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS)
+
+
+def text_digest(text: bytes) -> str:
+    """Return a digest of a text.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The digest, 32 hexadecimal digits.
+    """
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def record_digest(content: object) -> str:
+    """Return a digest of anything that msgspec can encode.
+
+    Args:
+        content: Records, lists, texts and numbers.
+
+    Returns:
+        The digest, 32 hexadecimal digits.
+    """
+    return text_digest(msgspec.msgpack.encode(content))
 
 
 def attribute_digests(graph: Graph, as_stored: bool = False) -> list[str | None]:
-    """For each node a digest of all that its attributes say, in any order; None where there are none.
+    """Return a digest of the attributes of each node, whatever their order.
 
-    Nested bodies and the names of tensors are left out, and how a tensor's values are stored does not
-    matter. `as_stored` is faster and takes tensors as they stand.
+    Subgraphs and the names of tensors are left out, and how a tensor's data is stored does not
+    matter.
+
+    Args:
+        graph: The nodes.
+        as_stored: Whether tensors are digested as they are stored, which is faster.
+
+    Returns:
+        The digests; None for a node without attributes.
     """
-    known: dict[bytes, str] = {}  # most nodes say what others said before
+    known: dict[bytes, str] = {}  # most nodes have the same attributes as others
     digests: list[str | None] = [None] * len(graph.nodes)
     protos = graph.protos
     for index in graph.attributed:
-        found = protos[index].attribute
-        if len(found) == 1:
-            stored = found[0].SerializeToString()
+        attributes = protos[index].attribute
+        if len(attributes) == 1:
+            stored = attributes[0].SerializeToString()
         else:
-            stored = b"\0".join(sorted([attribute.SerializeToString() for attribute in found]))
+            stored = b"\0".join(sorted([entry.SerializeToString() for entry in attributes]))
         digest = known.get(stored)
         if digest is None:
-            told = stored if as_stored and index not in graph.bodies else _normalized(found)
-            digest = known[stored] = hashlib.blake2b(told, digest_size=16).hexdigest()
+            exact = as_stored and index not in graph.bodies
+            content = stored if exact else _normalize(attributes)
+            digest = known[stored] = hashlib.blake2b(content, digest_size=16).hexdigest()
         digests[index] = digest
     return digests
 
 
-def _normalized(attributes: Iterable[AttributeProto]) -> bytes:
-    said = sorted([_attribute(attribute) for attribute in attributes])
-    return b"".join([len(part).to_bytes(8, "little") + part for part in said])
+def _normalize(attributes: Iterable[AttributeProto]) -> bytes:
+    contents = sorted([_attribute_content(attribute) for attribute in attributes])
+    return b"".join([len(content).to_bytes(8, "little") + content for content in contents])
 
 
-def _attribute(attribute: AttributeProto) -> bytes:
+def _attribute_content(attribute: AttributeProto) -> bytes:
     kind = attribute.type
-    if kind in _BODIES:
+    if kind in _SUBGRAPHS:
         return f"{attribute.name}\0{kind}\0{len(attribute.graphs)}".encode()
     if kind == AttributeProto.TENSOR:
-        return f"{attribute.name}\0{kind}\0".encode() + tensor_content(attribute.t)
-    if attribute.doc_string or kind in _STRIPPED:
+        return f"{attribute.name}\0{kind}\0".encode() + _tensor_content(attribute.t)
+    if attribute.doc_string or kind in _WITH_NAMES:
         copy = AttributeProto()
         copy.CopyFrom(attribute)
         copy.ClearField("doc_string")
-        for tensor in (
-            *copy.tensors,
-            *(part for s in _sparse(copy) for part in (s.values, s.indices)),
-        ):
+        sparse = [copy.sparse_tensor] if copy.HasField("sparse_tensor") else []
+        parts = (part for s in (*sparse, *copy.sparse_tensors) for part in (s.values, s.indices))
+        for tensor in (*copy.tensors, *parts):
             tensor.ClearField("name")
             tensor.ClearField("doc_string")
-        return bytes(copy.SerializeToString(deterministic=True))
+        attribute = copy
     return bytes(attribute.SerializeToString(deterministic=True))
 
 
-def _sparse(attribute: AttributeProto) -> list[onnx.SparseTensorProto]:
-    single = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
-    return [*single, *attribute.sparse_tensors]
-
-
 def message_content(tensor: TensorProto | onnx.SparseTensorProto) -> bytes:
-    """Type, shape and values, however the values are stored."""
+    """Return type, shape and data of a tensor, however the data is stored.
+
+    Args:
+        tensor: The tensor. Where its data is in a data file, its location stands for it.
+
+    Returns:
+        Bytes that are equal for equal tensors.
+    """
     if isinstance(tensor, TensorProto):
-        return tensor_content(tensor)
+        return _tensor_content(tensor)
     shape = repr(tuple(tensor.dims)).encode()
-    return shape + tensor_content(tensor.values) + tensor_content(tensor.indices)
+    return shape + _tensor_content(tensor.values) + _tensor_content(tensor.indices)
 
 
-def tensor_head(tensor: TensorProto) -> bytes:
-    """Type and shape, which stand before the values in a tensor's content."""
+def _tensor_head(tensor: TensorProto) -> bytes:
+    """Return type and shape, which come before the data in a tensor's content."""
     return f"{tensor.data_type}{tuple(tensor.dims)}\0".encode()
 
 
-def tensor_content(tensor: TensorProto) -> bytes:
-    """The same of a dense tensor; one whose values lie in a data file goes by its place there."""
-    head = tensor_head(tensor)
+def _tensor_content(tensor: TensorProto) -> bytes:
+    head = _tensor_head(tensor)
     if tensor.HasField("raw_data") and tensor.data_type not in PACKED:
         return head + bytes(tensor.raw_data)
     if tensor.data_type == TensorProto.STRING:
@@ -106,57 +138,73 @@ def tensor_content(tensor: TensorProto) -> bytes:
 
 
 def node_digests(graph: Graph) -> list[str | None]:
-    """For each node a digest of what it does and makes beyond operator, inputs and first output; None for nothing."""
+    """Return a digest of what each node does beyond operator, inputs and first output.
+
+    Args:
+        graph: The nodes.
+
+    Returns:
+        The digests of attributes, domain, further outputs and omitted ones; None for none of them.
+    """
     return [
         digest
         if len(node.outputs) == 1 and not node.domain and not node.gaps
-        else _combined(node, digest)
+        else record_digest((node.domain, node.gaps, digest, node.outputs))
         for node, digest in zip(graph.nodes, attribute_digests(graph, as_stored=True), strict=True)
     ]
 
 
-def _combined(node: Node, attributes: str | None) -> str:
-    return _digest((node.domain, node.gaps, attributes, node.outputs))
-
-
 def topology_digest(graph: Graph, work: Sequence[str | None]) -> str:
-    """The nodes, what they do (`work_digests`) and what they read, whatever their order."""
+    """Return a digest of a graph, whatever the order of its nodes.
+
+    Args:
+        graph: The graph.
+        work: What its nodes do, as `node_digests` returns it.
+
+    Returns:
+        The digest of nodes, edges, inputs, outputs and names of initializers.
+    """
     nodes = sorted(
         [
             (node.key, node.op_type, digest or "", node.inputs)
             for node, digest in zip(graph.nodes, work, strict=True)
         ]
     )
-    return _digest((nodes, graph.inputs, graph.outputs, sorted(graph.initializers)))
-
-
-def _digest(content: object) -> str:
-    return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()[:32]
+    return record_digest((nodes, graph.inputs, graph.outputs, sorted(graph.initializers)))
 
 
 def initializer_digests(data: wire.Buffer, proto: onnx.ModelProto, model: Path) -> dict[str, str]:
-    """A digest of type, shape and values for each initializer; reads the weights, and data files beside the model."""
+    """Return a digest of type, shape and data of each initializer of the main graph.
+
+    Args:
+        data: The bytes of the model file.
+        proto: The model.
+        model: The model file; its data files are read as well.
+
+    Returns:
+        The digests by name.
+
+    Raises:
+        FileError: A data file is missing.
+        FormatError: The file is damaged.
+    """
     digests: dict[str, str] = {}
     with DataFiles(model) as files:
-        for tensor, field in zip(proto.graph.initializer, _initializer_messages(data), strict=True):
-            if external_location(tensor) is None:
-                digests[tensor.name] = _inline_digest(data, tensor, field)
+        fields = initializer_fields(data, model)
+        for tensor, field in zip(proto.graph.initializer, fields, strict=True):
+            values: wire.Buffer | None
+            if external_location(tensor) is not None:
+                values = files.values(tensor)
             else:
-                digests[tensor.name] = _values_digest(tensor, files.values(tensor))
+                values = None if tensor.data_type in PACKED else wire.raw_data(data, field)
+            if values is None:
+                whole = TensorProto.FromString(bytes(data[field.body : field.end]))
+                digest = hashlib.sha256(_tensor_content(whole))
+            else:
+                # Not as one content: that would copy the data.
+                digest = hashlib.sha256(_tensor_head(tensor))
+                digest.update(values)
+            digests[tensor.name] = digest.hexdigest()
     for sparse in proto.graph.sparse_initializer:
         digests[sparse.values.name] = hashlib.sha256(message_content(sparse)).hexdigest()
     return digests
-
-
-def _inline_digest(data: wire.Buffer, tensor: TensorProto, field: wire.Field) -> str:
-    raw = None if tensor.data_type in PACKED else wire.raw_data(data, field)
-    if raw is not None:
-        return _values_digest(tensor, raw)
-    whole = TensorProto.FromString(bytes(data[field.body : field.end]))
-    return hashlib.sha256(tensor_content(whole)).hexdigest()
-
-
-def _values_digest(tensor: TensorProto, values: wire.Buffer) -> str:
-    digest = hashlib.sha256(tensor_head(tensor))
-    digest.update(values)
-    return digest.hexdigest()

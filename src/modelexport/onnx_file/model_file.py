@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import stat
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-import msgspec
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
@@ -28,7 +26,7 @@ from modelexport.onnx_file import wire
 
 StrPath = str | os.PathLike[str]
 
-_HOLDS_MORE = {
+_HOLDS_TENSORS_OR_GRAPHS = {
     onnx.AttributeProto.TENSOR,
     onnx.AttributeProto.TENSORS,
     onnx.AttributeProto.GRAPH,
@@ -36,54 +34,103 @@ _HOLDS_MORE = {
 }
 
 
-def parse_model(
-    data: wire.Buffer, path: Path, weights: Sequence[wire.Field] | None = None, whole: bool = False
-) -> onnx.ModelProto:
-    """The model in these bytes without the values of its large weights, whose fields may be known already; or whole."""
+@contextmanager
+def map_read_errors(
+    path: Path, *, damaged: str = "it is cut short, or another kind of file"
+) -> Iterator[None]:
+    """Convert what fails while a model file is read into errors that name the file.
+
+    Args:
+        path: The file.
+        damaged: The hint where its content is not an ONNX model.
+
+    Raises:
+        FileError: The file cannot be read.
+        FormatError: It is not an ONNX model.
+    """
     try:
-        proto = onnx.ModelProto()
-        proto.ParseFromString(bytes(data) if whole else wire.without_payload(data, weights))
+        yield
+    except FileError:
+        raise
+    except IsADirectoryError as error:
+        raise FileError(f"{path} is a folder", hint="name the .onnx file in it") from error
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}", hint="check the path") from error
     except (DecodeError, FormatError) as error:
-        raise FormatError(
-            f"{path} is not an ONNX model", hint="it is cut short, or another kind of file"
-        ) from error
+        raise FormatError(f"{path} is not an ONNX model", hint=damaged) from error
+
+
+def parse_model(
+    data: wire.Buffer,
+    path: Path,
+    initializers: Sequence[wire.Field] | None = None,
+    whole: bool = False,
+) -> onnx.ModelProto:
+    """Parse a model, by default without the data of large initializers.
+
+    Args:
+        data: The bytes of the model.
+        path: The file that they are from, for messages.
+        initializers: The fields of its initializers, where the caller has them already.
+        whole: Whether initializer data is parsed as well.
+
+    Returns:
+        The model.
+
+    Raises:
+        FormatError: It is not an ONNX model.
+    """
+    with map_read_errors(path):
+        proto = onnx.ModelProto()
+        proto.ParseFromString(bytes(data) if whole else wire.without_payload(data, initializers))
     if not proto.HasField("graph"):
         raise FormatError(f"{path} is not an ONNX model", hint="it holds no graph")
     return proto
 
 
 def stored_nodes(data: wire.Buffer, path: Path) -> StoredNodes:
-    """The nodes of the main graph of a file, parsed one by one when they are asked for."""
-    begins, ends = array("q"), array("q")
+    """Return the nodes of the main graph, each of which is parsed when it is accessed.
+
+    Args:
+        data: The bytes of the model.
+        path: The file that they are from, for messages.
+
+    Returns:
+        The nodes.
+    """
+    starts, ends = array("q"), array("q")
     for graph in wire.graphs(data):
         for field in wire.nodes(data, graph):
-            begins.append(field.body)
+            starts.append(field.body)
             ends.append(field.end)
 
-    def made(place: int) -> onnx.NodeProto:
-        try:
+    def parse(index: int) -> onnx.NodeProto:
+        with map_read_errors(path, damaged="a node of it is damaged"):
             node: onnx.NodeProto = onnx.NodeProto.FromString(
-                bytes(data[begins[place] : ends[place]])
+                bytes(data[starts[index] : ends[index]])
             )
-        except DecodeError as error:
-            raise FormatError(
-                f"{path} is not an ONNX model", hint="a node of it is damaged"
-            ) from error
         return node
 
-    return StoredNodes(len(begins), made)
+    return StoredNodes(len(starts), parse)
 
 
 @contextmanager
 def open_mapped(path: Path) -> Iterator[wire.Buffer]:
-    """The bytes of a file, without reading them into memory."""
+    """Map a file into memory, without reading it.
+
+    Args:
+        path: The file.
+
+    Yields:
+        Its bytes.
+
+    Raises:
+        FileError: It cannot be read.
+        FormatError: It is empty.
+    """
     check_regular_file(path)
-    try:
+    with map_read_errors(path):
         file = path.open("rb")
-    except IsADirectoryError as error:
-        raise FileError(f"{path} is a folder", hint="name the .onnx file in it") from error
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}", hint="check the path") from error
     with file:
         if os.fstat(file.fileno()).st_size == 0:
             raise FormatError(f"{path} is empty", hint="write it again")
@@ -93,24 +140,40 @@ def open_mapped(path: Path) -> Iterator[wire.Buffer]:
             yield view
         finally:
             view.release()
-            with suppress(
-                BufferError
-            ):  # an error on its way still holds slices; the last of them closes the map
+            # An error on its way still holds slices; the last of them closes the map.
+            with suppress(BufferError):
                 memory.close()
 
 
 def check_regular_file(path: Path) -> None:
-    """Refuse a pipe or a device, which may never end."""
+    """Refuse a pipe or a device, which may never end.
+
+    Args:
+        path: The file; that it exists is not checked.
+
+    Raises:
+        FileError: It is neither a regular file nor a folder.
+    """
     try:
         kind = path.stat().st_mode
     except (OSError, ValueError):
-        return  # opening it says what is wrong
+        return  # opening it reports what is wrong
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
         raise FileError(f"{path} is no ordinary file", hint="name a file on disk")
 
 
-def external_location(tensor: onnx.TensorProto) -> str | None:
-    """The data file that holds a tensor's values, or None; a path that climbs out of the folder is refused."""
+def external_location(tensor: TensorProto) -> str | None:
+    """Return the name of the data file that holds a tensor's data.
+
+    Args:
+        tensor: The tensor.
+
+    Returns:
+        The name, relative to the model's folder; None where the data is in the model.
+
+    Raises:
+        FormatError: The name leads out of the model's folder.
+    """
     for entry in tensor.external_data if tensor.data_location else ():
         if entry.key == "location":
             if not isinstance(entry.value, str):
@@ -122,7 +185,14 @@ def external_location(tensor: onnx.TensorProto) -> str | None:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a relative path names a file of a folder, or of one below it, as far as the path itself tells."""
+    """Whether a relative path names a file in a folder or below it, links aside.
+
+    Args:
+        name: The path.
+
+    Returns:
+        False if it is absolute, climbs up, or cannot be a path.
+    """
     path = PurePosixPath(name)
     return (
         bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
@@ -130,19 +200,43 @@ def is_inside(name: str) -> bool:
 
 
 def resolve_data_file(model: Path, location: str) -> Path:
-    """A data file of a model. As a link, it stays in the folder or leads to where the model's own link does."""
+    """Return the path of a data file, which need not exist.
+
+    Args:
+        model: The model file.
+        location: The name of the data file, as the model has it.
+
+    Returns:
+        The path.
+
+    Raises:
+        FormatError: It is a link that leads elsewhere than into the model's folder, or into the
+            folder that the model itself is a link to, as in the Hugging Face cache.
+    """
     path = model.parent / location
     if is_file(path):
-        folders = {model.parent.resolve()} | (
-            {model.resolve().parent} if model.is_symlink() else set()
-        )
+        folders = {model.parent.resolve()}
+        if model.is_symlink():
+            folders.add(model.resolve().parent)
         if not any(path.resolve().is_relative_to(folder) for folder in folders):
             raise _outside(location)
     return path
 
 
 def require_data_file(model: Path, location: str) -> Path:
-    """A data file of a model whose values are needed: one that is not there is an error."""
+    """Return the path of a data file that has to exist.
+
+    Args:
+        model: The model file.
+        location: The name of the data file, as the model has it.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileError: There is no such file.
+        FormatError: It is a link that leads elsewhere.
+    """
     path = resolve_data_file(model, location)
     if not is_file(path):
         raise missing_data_error(model, location)
@@ -150,7 +244,15 @@ def require_data_file(model: Path, location: str) -> Path:
 
 
 def missing_data_error(owner: Path, location: str) -> FileError:
-    """The error for a data file that is not where a model or its GraphML says."""
+    """Return the error for a data file that does not exist.
+
+    Args:
+        owner: The model or GraphML file that refers to it.
+        location: Its name.
+
+    Returns:
+        The error.
+    """
     return FileError(
         f"{location} is missing: the weights of {owner.name} are in it",
         hint=f"put it back into the folder of {owner.name}",
@@ -165,7 +267,16 @@ def _outside(location: str) -> FormatError:
 
 
 def check_no_overwrite(source: Path, proto: onnx.ModelProto, *targets: Path) -> None:
-    """Refuse to write over a model that is read, or over one of its data files, under whatever name they go."""
+    """Refuse to overwrite a model that is read, or one of its data files, also through links.
+
+    Args:
+        source: The model file.
+        proto: The model.
+        targets: The files to write.
+
+    Raises:
+        ArgumentError: One of them is a file of the model.
+    """
     own = [source, *(source.parent / name for name in external_files(proto))]
     for target in targets:
         if any(_is_same(target, path) for path in own):
@@ -177,33 +288,52 @@ def check_no_overwrite(source: Path, proto: onnx.ModelProto, *targets: Path) -> 
 def _is_same(first: Path, second: Path) -> bool:
     """Whether two paths are one file, also through links of either kind."""
     try:
-        return first.resolve() == second.resolve() or (
-            first.exists() and second.exists() and first.samefile(second)
-        )
+        return first.resolve() == second.resolve() or first.samefile(second)
     except (OSError, ValueError):
         return False
 
 
 def external_files(proto: onnx.ModelProto) -> list[str]:
-    """The data files that a model refers to, each once."""
+    """List the data files that a model refers to.
+
+    Args:
+        proto: The model.
+
+    Returns:
+        Their names, each once.
+    """
     return list(dict.fromkeys(filter(None, map(external_location, external_tensors(proto)))))
 
 
-def external_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The tensors whose values lie in data files: initializers of all graphs, and attributes."""
+def external_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Iterate over the tensors whose data is in data files.
+
+    Args:
+        proto: The model.
+
+    Yields:
+        The initializers of all graphs, and the tensors in attributes.
+    """
     graphs = [proto.graph]
     for graph in graphs:
         yield from (tensor for tensor in graph.initializer if tensor.data_location)
         for node in graph.node:
             for attribute in node.attribute:
-                if attribute.type in _HOLDS_MORE:
+                if attribute.type in _HOLDS_TENSORS_OR_GRAPHS:
                     graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
                     tensors = [attribute.t] if attribute.HasField("t") else attribute.tensors
                     yield from (tensor for tensor in tensors if tensor.data_location)
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that cannot be one is no error."""
+    """Whether a path is an existing file.
+
+    Args:
+        path: The path.
+
+    Returns:
+        False also for a name that no file can have.
+    """
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -211,7 +341,17 @@ def is_file(path: Path) -> bool:
 
 
 def as_path(value: object) -> Path:
-    """The path of a file to read."""
+    """Check that an argument is a path.
+
+    Args:
+        value: What the caller gave as the path of a file to read.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentTypeError: It is not a path.
+    """
     if not isinstance(value, str | os.PathLike):
         raise ArgumentTypeError(
             f"the path is {describe_type(value)}", hint="pass the path of an .onnx file"
@@ -220,129 +360,31 @@ def as_path(value: object) -> Path:
 
 
 def opset_imports(proto: onnx.ModelProto) -> dict[str, int]:
-    """The operator sets that a model imports, by domain."""
+    """Return the operator sets that a model imports.
+
+    Args:
+        proto: The model.
+
+    Returns:
+        The versions by domain, sorted.
+    """
     return dict(
         sorted((str(entry.domain or "ai.onnx"), entry.version) for entry in proto.opset_import)
     )
 
 
-PACKED: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
-"""Types of which several values share a byte, with the bits of one."""
-
-
-class InitializerSize(msgspec.Struct, frozen=True, gc=False):
-    """The size of one initializer, as it is declared."""
-
-    name: str
-    elements: int
-    bytes: int
-
-
-def initializer_sizes(proto: onnx.ModelProto) -> list[InitializerSize]:
-    """The initializers of the main graph, sparse ones by what they store."""
-    found = [_initializer_size(tensor.name, tensor) for tensor in proto.graph.initializer]
-    for sparse in proto.graph.sparse_initializer:
-        values, indices = (
-            _initializer_size("", sparse.values),
-            _initializer_size("", sparse.indices),
-        )
-        found.append(
-            InitializerSize(sparse.values.name, values.elements, values.bytes + indices.bytes)
-        )
-    return found
-
-
-def _initializer_size(name: str, tensor: TensorProto) -> InitializerSize:
-    elements = math.prod(tensor.dims)
-    return InitializerSize(name, elements, (elements * _bits(tensor.data_type) + 7) // 8)
-
-
-def _bits(data_type: int) -> int:
-    """The bits that one value takes; 0 where that depends on the value."""
-    if data_type in PACKED:
-        return PACKED[data_type]
-    if data_type == TensorProto.STRING:
-        return 0
-    try:
-        return 8 * int(onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize)
-    except (KeyError, TypeError):
-        return 0
-
-
-class DataFiles:
-    """The data files of a model, mapped when a tensor in them is asked for."""
-
-    def __init__(self, model: Path) -> None:
-        self._model = model
-        self._open = ExitStack()
-        self._files: dict[str, wire.Buffer] = {}
-
-    def __enter__(self) -> DataFiles:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._files.clear()
-        self._open.close()
-
-    def values(self, tensor: TensorProto) -> wire.Buffer:
-        """The bytes of a tensor whose values lie in a data file."""
-        location = external_location(tensor)
-        if location is None:
-            raise FormatError(f"the model does not say in which data file {tensor.name!r} is")
-        if location not in self._files:
-            self._files[location] = self._open.enter_context(
-                open_mapped(require_data_file(self._model, location))
-            )
-        return _slice(tensor, self._files[location], location)
-
-
 def initializer_fields(data: wire.Buffer, path: Path) -> list[wire.Field]:
-    """The initializers of the main graph, in the order of the file."""
-    try:
-        return list(_initializer_messages(data))
-    except FormatError as error:
-        raise FormatError(
-            f"{path} is not an ONNX model", hint="it is cut short, or another kind of file"
-        ) from error
+    """List the initializers of the main graph.
 
+    Args:
+        data: The bytes of the model.
+        path: The file that they are from, for messages.
 
-def _initializer_messages(data: wire.Buffer) -> Iterator[wire.Field]:
-    for graph in wire.graphs(data):
-        yield from wire.initializers(data, graph)
+    Returns:
+        Their fields, in file order.
 
-
-def _slice(tensor: TensorProto, data: wire.Buffer, location: str) -> wire.Buffer:
-    offset, length = _span(tensor, len(data), location)
-    return data[offset : offset + length]
-
-
-def external_span(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
-    """Where the values of a tensor lie in a data file: the file, offset and length."""
-    location = external_location(tensor)
-    if location is None:
-        raise FormatError(f"the model does not say in which data file {tensor.name!r} is")
-    path = require_data_file(model, location)
-    return (path, *_span(tensor, path.stat().st_size, location))
-
-
-def declared_span(tensor: TensorProto, location: str) -> tuple[int, int | None]:
-    """Offset and length of a tensor's values in a data file as the model says them; no length means to its end."""
-    told = {entry.key: entry.value for entry in tensor.external_data}
-    try:
-        offset = int(told.get("offset", 0))
-        length = int(told["length"]) if "length" in told else None
-    except ValueError as error:
-        raise FormatError(f"the place of {tensor.name!r} in {location} is not a number") from error
-    if not 0 <= offset < 1 << 62 or (length is not None and not 0 <= length < 1 << 62):
-        raise FormatError(f"the place of {tensor.name!r} in {location} is not in any file")
-    return offset, length
-
-
-def _span(tensor: TensorProto, size: int, location: str) -> tuple[int, int]:
-    offset, declared = declared_span(tensor, location)
-    length = size - offset if declared is None else declared
-    if length < 0 or offset + length > size:
-        raise FormatError(
-            f"{tensor.name!r} lies beyond the end of {location}", hint="the data file is cut short"
-        )
-    return offset, length
+    Raises:
+        FormatError: It is not an ONNX model.
+    """
+    with map_read_errors(path):
+        return [field for graph in wire.graphs(data) for field in wire.initializers(data, graph)]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import onnx
 
 from modelexport.errors import FileError, FormatError, first_line, plural
-from modelexport.graph import flat
+from modelexport.graph.flat import Graph, Node, StoredNodes, flatten
 from modelexport.graph.nested import Label, node_key
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.onnx_file.digests import node_digests, topology_digest
@@ -42,98 +42,131 @@ class MapInEffect(NamedTuple):
 
 
 def map_in_effect(
-    path: Path, proto: onnx.ModelProto, is_tagged: bool, flat: Callable[[], flat.Graph]
+    path: Path, proto: onnx.ModelProto, is_tagged: bool, graph: Callable[[], Graph]
 ) -> MapInEffect:
-    """Decide which tags hold for a file: its own, else those of its sidecar if that is of this very graph.
+    """Decide which tags are in effect for a file.
 
-    A file that has tags but no readable metadata takes the module records of a sidecar that knows its nodes.
+    These are the tags of its nodes; for a file without any, those of its sidecar if that describes
+    this very graph. A tagged file without readable metadata takes the module records of a sidecar
+    that knows its nodes.
+
+    Args:
+        path: The file; an empty path for a model that is in memory only.
+        proto: The model.
+        is_tagged: Whether any of its nodes has a tag.
+        graph: Returns the flat view of the model. It is called only where it is needed.
+
+    Returns:
+        The tags in effect.
     """
-    embedded = _readable(proto)
+    embedded = _readable_metadata(proto)
     own = "file" if is_tagged else None
     if (own and embedded is not None) or not path.name or not sidecar_path(path).exists():
         return MapInEffect(own, embedded, None, None)
     try:
         sidecar = read_sidecar(sidecar_path(path))
     except (FormatError, FileError) as error:
-        return MapInEffect(
-            own, embedded, None, f"it cannot be read: {first_line(error.__cause__ or error)}"
-        )
-    nodes = flat()
-    reason = mismatch_reason(sidecar, nodes) if own else _other_graph(sidecar, nodes)
-    if reason is not None:
+        reason = f"it cannot be read: {first_line(error.__cause__ or error)}"
         return MapInEffect(own, embedded, None, reason)
+    nodes = graph()
+    mismatch = mismatch_reason(sidecar, nodes) if own else _other_graph_reason(sidecar, nodes)
+    if mismatch is not None:
+        return MapInEffect(own, embedded, None, mismatch)
     return MapInEffect(own or "sidecar", embedded or sidecar, None if own else sidecar, None)
 
 
-def mismatch_reason(sidecar: Sidecar, flat: flat.Graph) -> str | None:
-    """Say why a sidecar is of another file, judged by the names of the nodes; None if it may be of this one."""
+def mismatch_reason(sidecar: Sidecar, graph: Graph) -> str | None:
+    """Say why a sidecar belongs to another file, judged by the names of the nodes.
+
+    Args:
+        sidecar: The sidecar.
+        graph: The nodes of the file.
+
+    Returns:
+        The reason; None if the sidecar may belong to this file.
+    """
     if sidecar.format != FORMAT:
         return f"its format is {sidecar.format!r}"
-    known, total = sum(node.key in sidecar.nodes for node in flat.nodes), len(flat.nodes)
+    known, total = sum(node.key in sidecar.nodes for node in graph.nodes), len(graph.nodes)
     return None if 2 * known >= total else f"it knows {known} of the file's {plural(total, 'node')}"
 
 
-def _other_graph(sidecar: Sidecar, flat: flat.Graph) -> str | None:
-    """Say why a sidecar cannot give tags to a file without any; None if it is of the same graph."""
+def _other_graph_reason(sidecar: Sidecar, graph: Graph) -> str | None:
+    """Say why a sidecar cannot provide tags for a file without any; None if it can."""
     if sidecar.format != FORMAT:
         return f"its format is {sidecar.format!r}"
-    return (
-        None
-        if topology_digest(flat, node_digests(flat)) == sidecar.statistics.topology
-        else "it is of another graph"
-    )
+    if topology_digest(graph, node_digests(graph)) != sidecar.statistics.topology:
+        return "it is of another graph"
+    return None
 
 
 class TaggedModel:
-    """A file as `load` gives it.
+    """A model file with its map, as `load` returns it.
 
-    `path` is where it was read; `proto` has everything but the values of large weights; `graph` has all nodes laid
-    flat, in the order of the file; `tags` has what each of them says, None for a node without a tag.
+    Args:
+        path: The file that it was read from; an empty path for a model that is in memory only.
+        proto: The model, without the data of large initializers.
+        nodes: The nodes of its main graph, where `proto` is without them. Their names need not be
+            UTF-8.
 
-    Names have to be text, but for one who brings the nodes, which then are copied and not looked into.
+    Attributes:
+        path: The file.
+        proto: The model.
+        graph: All nodes, flat and in file order.
+        tags: The tag of each node; None for a node without a tag.
+
+    Raises:
+        FormatError: A name is not UTF-8.
     """
 
     def __init__(
-        self, path: Path, proto: onnx.ModelProto, nodes: flat.StoredNodes | None = None
+        self, path: Path, proto: onnx.ModelProto, nodes: StoredNodes | None = None
     ) -> None:
         self.path = path
         self.proto = proto
-        self.graph = flat.flatten(proto, nodes)
+        self.graph = flatten(proto, nodes)
         if nodes is None and self.graph.odd_names:
             raise FormatError(f"{path} has names that are not UTF-8", hint="write it again")
-        decode = functools.cache(decode_tag)  # the nodes of one module mostly say the same
+        decode = functools.cache(decode_tag)  # most nodes of a module have equal tags
         self.tags = [decode(node.doc_string) for node in self.graph.protos]
 
     @functools.cached_property
     def embedded(self) -> EmbeddedMap | None:
-        """The model-level metadata, or None in a file without tags."""
-        return embedded_in(self.proto)
+        """The model-level metadata; None in a file without a map.
+
+        Raises:
+            FormatError: It is damaged.
+        """
+        return _metadata(self.proto)
 
     @property
     def readable_metadata(self) -> EmbeddedMap | None:
-        """The model-level metadata, or None where there is none that can be read."""
-        return _readable(self.proto)
+        """The model-level metadata; None where there is none that can be read."""
+        return _readable_metadata(self.proto)
 
     @functools.cached_property
     def in_effect(self) -> MapInEffect:
-        """Where the tags that hold for this file are."""
+        """Where the tags that are in effect for this file are."""
         return map_in_effect(self.path, self.proto, self.is_tagged, lambda: self.graph)
 
     @functools.cached_property
     def effective_tags(self) -> Sequence[NodeTag | None]:
-        """The tag of each node that holds: its own, or for a file without any the one in the file's sidecar."""
+        """The tag in effect of each node: its own, or in a file without tags the sidecar's."""
         sidecar = self.in_effect.sidecar
         return self.tags if sidecar is None else recorded_tags(self.graph, sidecar)
 
     @functools.cached_property
     def sidecar(self) -> Sidecar | None:
-        """The sidecar beside the file, or None where there is none."""
-        path = sidecar_path(self.path)
-        return read_sidecar(path) if self.has_sidecar else None
+        """The sidecar beside the file; None where there is none.
+
+        Raises:
+            FormatError: It is damaged.
+        """
+        return read_sidecar(sidecar_path(self.path)) if self.has_sidecar else None
 
     @property
     def has_metadata(self) -> bool:
-        """Whether the model's metadata has an entry of ours, readable or not."""
+        """Whether the model has metadata of a map, readable or not."""
         return any(entry.key == METADATA_KEY for entry in self.proto.metadata_props)
 
     @property
@@ -143,7 +176,7 @@ class TaggedModel:
 
     @property
     def records(self) -> EmbeddedMap | Sidecar | None:
-        """What was recorded at export: from the file itself, else from its sidecar; None where neither can be used."""
+        """The records of the export, of the file or its sidecar; None where neither is usable."""
         return self.in_effect.records
 
     @property
@@ -161,48 +194,68 @@ class TaggedModel:
         """The share of nodes that have a tag."""
         return sum(tag is not None for tag in self.tags) / len(self.tags) if self.tags else 1.0
 
-    def items(self) -> Iterator[tuple[flat.Node, NodeTag | None]]:
-        """Each node with its tag."""
+    def items(self) -> Iterator[tuple[Node, NodeTag | None]]:
+        """Iterate over the nodes.
+
+        Returns:
+            Each node with its tag.
+        """
         return zip(self.graph.nodes, self.tags, strict=True)
 
 
-def embedded_in(proto: onnx.ModelProto) -> EmbeddedMap | None:
-    """The metadata of ours that a model has, or None."""
+def _metadata(proto: onnx.ModelProto) -> EmbeddedMap | None:
     for entry in proto.metadata_props:
         if entry.key == METADATA_KEY:
             return decode_embedded(entry.value)
     return None
 
 
-def _readable(proto: onnx.ModelProto) -> EmbeddedMap | None:
+def _readable_metadata(proto: onnx.ModelProto) -> EmbeddedMap | None:
     with suppress(FormatError):
-        return embedded_in(proto)
+        return _metadata(proto)
     return None
 
 
 def load(path: StrPath) -> TaggedModel:
-    """Read an ONNX file, tagged or not; the weights inside it are stepped over, a data file is not opened."""
+    """Read an ONNX file, tagged or not, without the data of its large initializers.
+
+    Args:
+        path: The file. Its data files are not opened.
+
+    Returns:
+        The model with its map.
+
+    Raises:
+        FileError: The file cannot be read.
+        FormatError: It is not an ONNX model.
+    """
     path = as_path(path)
     with open_mapped(path) as data:
         return TaggedModel(path, parse_model(data, path))
 
 
 def recorded_tags(
-    flat: flat.Graph, sidecar: Sidecar, own: Sequence[NodeTag | None] | None = None
+    graph: Graph, sidecar: Sidecar, own: Sequence[NodeTag | None] | None = None
 ) -> list[NodeTag | None]:
-    """What the sidecar says of each node of a file, found by its first output.
+    """Return the tags that a sidecar records for the nodes of a file, by their keys.
 
-    Where a node's own tag says the same, it is that very object.
+    Args:
+        graph: The nodes.
+        sidecar: The sidecar.
+        own: The tags that the nodes have. Where one equals what is recorded, it is returned itself.
+
+    Returns:
+        The tag of each node.
     """
     records = sidecar.nodes
     tags: list[NodeTag | None] = []
-    for node, tag in zip(flat.nodes, own or [None] * len(flat.nodes), strict=True):
+    for node, tag in zip(graph.nodes, own or [None] * len(graph.nodes), strict=True):
         record = records.get(node.key)
-        tags.append(tag if tag is not None and _says(record, tag) else recorded_tag(record))
+        tags.append(tag if tag is not None and _is_same(record, tag) else recorded_tag(record))
     return tags
 
 
-def _says(record: NodeRecord | None, tag: NodeTag) -> bool:
+def _is_same(record: NodeRecord | None, tag: NodeTag) -> bool:
     return (
         record is not None
         and record.module == tag.hierarchy_module
@@ -216,6 +269,14 @@ def _says(record: NodeRecord | None, tag: NodeTag) -> bool:
 
 
 def recorded_tag(record: NodeRecord | None) -> NodeTag | None:
+    """Return the tag that a node record stands for.
+
+    Args:
+        record: The record; None for a node that the sidecar does not have.
+
+    Returns:
+        The tag; None for a node without one.
+    """
     if record is None or record.tag is None or record.module is None or record.method is None:
         return None
     tags = record.tags
@@ -225,13 +286,24 @@ def recorded_tag(record: NodeRecord | None) -> NodeTag | None:
 
 
 def tags_from_doc_strings() -> Label:
-    """Tags as they stand in the nodes."""
+    """Return a function that reads the tags of a graph's nodes from their doc_strings.
+
+    Returns:
+        The function.
+    """
     decode = functools.cache(decode_tag)
     return lambda prefix, nodes: [decode(node.doc_string) for node in nodes]
 
 
 def tags_from_records(tags: Mapping[str, NodeTag | None]) -> Label:
-    """Tags from elsewhere, by the key of the node."""
+    """Return a function that looks up the tags of a graph's nodes by their keys.
+
+    Args:
+        tags: The tags by key.
+
+    Returns:
+        The function.
+    """
     return lambda prefix, nodes: [
-        tags.get(node_key(prefix, place, node)) for place, node in enumerate(nodes)
+        tags.get(node_key(prefix, index, node)) for index, node in enumerate(nodes)
     ]

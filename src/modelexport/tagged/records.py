@@ -10,24 +10,43 @@ import msgspec
 
 from modelexport.errors import FileError, FormatError
 from modelexport.modules.record import ModuleRecord, NodeTag
+from modelexport.onnx_file.digests import record_digest
+from modelexport.onnx_file.digests import text_digest as text_digest
 
+FORMAT = "modelexport-hierarchy/1"
+METADATA_KEY = "modelexport.hierarchy"
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What reading JSON may raise: it is none, or not as it should be; it is no text; it is too deep."""
+"""What decoding JSON may raise: it is not JSON, or has other fields; not UTF-8; nested too deep."""
 
 _MARK = "hierarchy_"
 _BEGINNING = '{"' + _MARK
 
 _encoder = msgspec.json.Encoder()
+_sorted_encoder = msgspec.json.Encoder(order="sorted")
 _decoder = msgspec.json.Decoder(NodeTag)
 
 
 def encode_tag(tag: NodeTag) -> bytes:
-    """The doc_string for a tag."""
+    """Encode a tag as a doc_string.
+
+    Args:
+        tag: The tag.
+
+    Returns:
+        The doc_string.
+    """
     return _encoder.encode(tag)
 
 
 def decode_tag(doc_string: str | bytes) -> NodeTag | None:
-    """The tag in a doc_string, or None where it holds no tag of ours."""
+    """Decode the tag in a doc_string.
+
+    Args:
+        doc_string: The doc_string of a node.
+
+    Returns:
+        The tag; None where the doc_string is not a tag.
+    """
     if not doc_string:
         return None
     try:
@@ -37,27 +56,37 @@ def decode_tag(doc_string: str | bytes) -> NodeTag | None:
 
 
 def tags_digest(keys: Iterable[str], tags: Iterable[NodeTag | None]) -> str:
-    """A digest of what the nodes of a file say, by their keys, whatever their order."""
-    known: dict[int, bytes] = {}  # nodes that say the same share one object
-    told = []
+    """Return a digest of the tags of a file, whatever the order of its nodes.
+
+    Args:
+        keys: The key of each node.
+        tags: Its tag.
+
+    Returns:
+        The digest.
+    """
+    known: dict[int, bytes] = {}  # nodes of one module mostly share one object
+    digests = []
     for tag in tags:
-        short = known.get(id(tag))
-        if short is None:
-            short = known[id(tag)] = hashlib.sha256(_encoder.encode(tag)).digest()
-        told.append(short)
-    lines = sorted(zip(keys, told, strict=True))
-    return hashlib.sha256(msgspec.msgpack.encode(lines)).hexdigest()[:32]
+        digest = known.get(id(tag))
+        if digest is None:
+            digest = known[id(tag)] = hashlib.sha256(_encoder.encode(tag)).digest()
+        digests.append(digest)
+    return record_digest(sorted(zip(keys, digests, strict=True)))
 
 
 def looks_like_tag(doc_string: str | bytes) -> bool:
-    """Whether a doc_string was a tag of ours, whole or in part; one that is not UTF-8 comes as bytes."""
+    """Whether a doc_string is or was a tag, possibly a damaged one.
+
+    Args:
+        doc_string: The doc_string of a node; protobuf returns bytes for one that is not UTF-8.
+
+    Returns:
+        Whether it has the marks of a tag.
+    """
     if isinstance(doc_string, bytes):
         doc_string = doc_string.decode("utf-8", "replace")
     return _MARK in doc_string or (bool(doc_string) and _BEGINNING.startswith(doc_string))
-
-
-FORMAT = "modelexport-hierarchy/1"
-METADATA_KEY = "modelexport.hierarchy"
 
 
 class ModelRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "class"}):
@@ -66,16 +95,16 @@ class ModelRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "clas
     class_: str
     """The qualified class of the model, `class` in JSON."""
     source: str
-    """What the model was named by, as a folder's name or a factory; its class where it was passed as an object."""
+    """The name of its source, a hub name, a folder or a factory; its class for a model object."""
     onnx: str
     """The name of the file."""
     opset: int
-    """Of ONNX's own operators."""
+    """The version of ONNX's own operator set."""
     ir_version: int
 
 
 class TensorInfo(msgspec.Struct, frozen=True, gc=False):
-    """A tensor's name, type and shape. A symbolic size is a text, one that is not known is null."""
+    """Name, element type and shape of a value; a size is a number, a symbol, or null if unknown."""
 
     name: str
     dtype: str
@@ -83,7 +112,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
 
 
 class SourceOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a command line said about where the model and its inputs come from, to have the same again."""
+    """The options that say where the model and its inputs come from, to load the same again."""
 
     task: str | None = None
     model_class: str | None = None
@@ -95,80 +124,83 @@ class SourceOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ExtractionRecord(msgspec.Struct, frozen=True, gc=False):
-    """What a model that was cut out of another is a piece of.
-
-    `nodes` counts those of the module, with everything inside them; `pulled_in` are the nodes from
-    outside that make constants for them, by their keys, as they are or as the value that they give
-    at the model's fixed shapes. `part` numbers the pieces of one call, or
-    of a module's own nodes, where it takes more than one.
-    """
+    """Where an extracted model comes from."""
 
     source: str
+    """The name of the file that it was extracted from."""
     module: str
+    """The path of the module."""
     tag: str | None
     call: int | None
+    """The call of the module, where only one was extracted."""
     part: int | None
+    """Which part of a partition, where one call or the module's own nodes take more than one."""
     nodes: int
+    """The number of the module's nodes, those in their subgraphs included."""
     pulled_in: tuple[str, ...]
+    """The keys of nodes outside the module that compute constants for it.
+
+    They are in the extracted model as nodes, or as the values that they have at fixed shapes."""
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
 
 
 class ExportRecord(msgspec.Struct, frozen=True, gc=False):
-    """How the export was made."""
+    """How the model was exported."""
 
     strategy: str
     """The strategy that was used."""
     exporter: str
     requested: str
-    """The one that was asked for."""
+    """The strategy that was requested."""
     fallback_reason: str | None
-    """Why dynamo could not, where `auto` went on with torchscript."""
+    """Why dynamo failed, where `auto` fell back to torchscript."""
     seed: int | None
-    """Of random inputs and weights, where the command line made them."""
+    """The seed of random inputs and parameters, where the command line generated them."""
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     dropped_outputs: tuple[str, ...]
-    """What the model returned and ONNX cannot hold, as it is not a tensor."""
+    """Results of the model that are not tensors, and so not in the file."""
     versions: dict[str, str]
-    """Of the packages that wrote the file."""
+    """The versions of the packages that wrote the file."""
     inputs_from: str | None = None
     """Where the example inputs came from, in words."""
     source_options: SourceOptions | None = None
-    """What the command line said, for `verify`."""
+    """The options of the command line, for `verify`."""
     piece: ExtractionRecord | None = None
-    """Only in a file that was cut out of another."""
+    """Only in an extracted model."""
     scrubbed: bool | msgspec.UnsetType = msgspec.UNSET
-    """Only there, and true, if torch's own metadata was taken out: `strip` then gives the baseline without it."""
+    """True where the exporter's metadata was removed; `strip` does not restore it. Else absent."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, gc=False):
-    """One node, by its key: the name of its first output, with the path of the body that it is in."""
+    """One node, by its key: the name of its first output, with the path of its subgraph."""
 
     name: str
     """May be empty or repeated."""
     op_type: str
     module: str | None
-    """Null, as are `tag` and `method`, where the strategy leaves the node without a tag."""
+    """The module path; null, as are `tag` and `method`, for a node without a tag."""
     tag: str | None
     tags: tuple[str, ...]
     """As `hierarchy_tags`."""
     method: str | None
     call: int | None
     inputs: tuple[str, ...] = ()
-    """The tensors that it reads."""
+    """The values that it consumes."""
     attributes: str | None = None
-    """A digest of the attributes, and of domain and further outputs where there are any."""
+    """A digest of the attributes, and of domain and further outputs where it has them."""
     covers: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """As `hierarchy_covers`; only where the node implements operations of several modules."""
 
 
 class TensorRecord(msgspec.Struct, frozen=True, gc=False):
-    """Who makes a tensor and who reads it, by tag."""
+    """The tags of a value's producer and consumers."""
 
     producer: str | None
-    """Null for inputs and weights of the graph, and for nodes without a tag."""
+    """Null for inputs and initializers of the graph, and where the producer has no tag."""
     consumers: tuple[str, ...]
+    """Sorted."""
 
 
 class Statistics(msgspec.Struct, frozen=True, gc=False):
@@ -179,9 +211,9 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
     coverage: float
     """The share of nodes that have a tag, from 0 to 1."""
     tags: int
-    """How many different tags nodes have."""
+    """The number of different tags of nodes."""
     auxiliary_nodes: int
-    """Found by `dataflow` or `root`."""
+    """The number of nodes tagged by `dataflow` or `root`."""
     methods: dict[str, int]
     """Nodes by evidence."""
     modules: int
@@ -189,7 +221,7 @@ class Statistics(msgspec.Struct, frozen=True, gc=False):
     """Modules by status."""
     tensors: int
     topology: str = ""
-    """A digest of all nodes and edges, to tell when the graph is changed."""
+    """A digest of all nodes and edges, to detect that the graph was changed."""
 
 
 class Sidecar(msgspec.Struct, frozen=True, gc=False):
@@ -223,44 +255,88 @@ class EmbeddedMap(msgspec.Struct, frozen=True, gc=False):
     topology: str = ""
     """A digest of all nodes and edges."""
     tags_digest: str = ""
-    """Of what the nodes say."""
+    """A digest of the tags of all nodes."""
     sidecar_digest: str = ""
-    """Of the sidecar that was written with the file."""
+    """A digest of the sidecar that was written with the file."""
     digest: str = ""
-    """Of all the rest, to tell when the metadata itself is changed."""
+    """A digest of all other fields, to detect that the metadata itself was changed."""
 
     def computed_digest(self) -> str:
+        """Return the digest of everything but `digest` itself.
+
+        Returns:
+            The digest, which differs from `digest` where the metadata was changed.
+        """
         return text_digest(_sorted_encoder.encode(msgspec.structs.replace(self, digest="")))
 
 
-_sorted_encoder = msgspec.json.Encoder(order="sorted")
-
-
 def encode_sidecar(sidecar: Sidecar) -> bytes:
+    """Encode a sidecar as JSON.
+
+    Args:
+        sidecar: The sidecar.
+
+    Returns:
+        The content of its file.
+    """
     return _sorted_encoder.encode(sidecar) + b"\n"
 
 
 def encode_embedded(embedded: EmbeddedMap) -> str:
+    """Encode the model-level metadata as JSON.
+
+    Args:
+        embedded: The metadata.
+
+    Returns:
+        The value of the entry `METADATA_KEY`.
+    """
     return _sorted_encoder.encode(embedded).decode()
 
 
 def decode_embedded(text: str) -> EmbeddedMap:
+    """Decode the model-level metadata.
+
+    Args:
+        text: The value of the entry `METADATA_KEY`.
+
+    Returns:
+        The metadata.
+
+    Raises:
+        FormatError: It is damaged.
+    """
     try:
         return msgspec.json.decode(text, type=EmbeddedMap)
     except UNREADABLE as error:
         raise FormatError(f"the model's {METADATA_KEY} metadata cannot be read: {error}") from error
 
 
-def text_digest(text: bytes) -> str:
-    """What is recorded of a text, to tell later whether it is still the same."""
-    return hashlib.sha256(text).hexdigest()[:32]
-
-
 def sidecar_path(onnx_path: Path) -> Path:
+    """Return the path of the sidecar of a model file.
+
+    Args:
+        onnx_path: The model file.
+
+    Returns:
+        `<stem>_hierarchy.json` beside it.
+    """
     return onnx_path.with_name(f"{onnx_path.stem}_hierarchy.json")
 
 
 def read_sidecar(path: Path) -> Sidecar:
+    """Read a sidecar.
+
+    Args:
+        path: Its file.
+
+    Returns:
+        The sidecar.
+
+    Raises:
+        FileError: It cannot be read.
+        FormatError: It is not a sidecar, or damaged.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Sidecar)
     except OSError as error:

@@ -12,6 +12,7 @@ import onnx
 from modelexport.errors import ArgumentError
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import check_output_path, transaction
+from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
@@ -23,10 +24,19 @@ from modelexport.onnx_file.model_file import (
 )
 from modelexport.tagged.records import METADATA_KEY, decode_tag
 
+_SCRUBBED = ("doc_string", "metadata_props")
+
 
 def stripped_chunks(data: wire.Buffer) -> list[wire.Buffer]:
-    """The bytes without our tags and metadata, in pieces."""
-    return wire.rewrite(data, _original_doc, drop_metadata=METADATA_KEY)
+    """Remove the tags and the metadata of the map from a model.
+
+    Args:
+        data: The bytes of the model file.
+
+    Returns:
+        The bytes that the exporter wrote, in chunks.
+    """
+    return rewrite_doc_strings(data, _original_doc, drop_metadata=METADATA_KEY)
 
 
 def _original_doc(doc_string: bytes | None) -> bytes | None:
@@ -37,23 +47,45 @@ def _original_doc(doc_string: bytes | None) -> bytes | None:
 
 
 def strip(source: StrPath, target: StrPath) -> Path:
-    """Write a file without its map: the very bytes that torch's own export wrote. Returns where they are.
+    """Write a file without its map: the baseline, byte for byte.
 
-    Where the weights are in a data file and `target` is in another folder, the data file is copied along.
+    Where the model has data files and `target` is in another folder, they are copied along.
+
+    Args:
+        source: The tagged file.
+        target: The file to write.
+
+    Returns:
+        The path of the file written.
+
+    Raises:
+        ArgumentError: The output would overwrite the input.
+        FileError: A file cannot be read or written.
+        FormatError: The source is not an ONNX model.
     """
     return strip_file(source, target)[0]
 
 
 def strip_file(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
-    """The same, with the names of the data files that the target needs."""
+    """Write a file without its map, as `strip` does.
+
+    Args:
+        source: The tagged file.
+        target: The file to write.
+
+    Returns:
+        The path of the file written, and the names of the data files that it needs.
+    """
     source, target = as_path(source), check_output_path(target)
     with open_mapped(source) as data, transaction(target.parent) as stage:
         proto = parse_model(data, source)
         check_no_overwrite(source, proto, target)
         names = external_files(proto)
         if target in (target.parent / name for name in names):
-            told = f"output {target.name} has the name of a data file of {source.name}"
-            raise ArgumentError(told, hint="choose another output")
+            raise ArgumentError(
+                f"output {target.name} has the name of a data file of {source.name}",
+                hint="choose another output",
+            )
         files = [require_data_file(source, name) for name in names]
         if source.parent.resolve() != target.parent.resolve():
             for number, (name, file) in enumerate(zip(names, files, strict=True)):
@@ -63,11 +95,16 @@ def strip_file(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
     return target, names
 
 
-_ASIDE = ("doc_string", "metadata_props")
-
-
 def check_no_graph_text(scrub: bool, *graph_files: object) -> None:
-    """The exporters' own graphs, as text, are full of what scrubbing takes out."""
+    """Refuse to write an exporter's graph as text from a scrubbed export.
+
+    Args:
+        scrub: Whether the export is scrubbed.
+        graph_files: The files requested for such texts, None for those that are not.
+
+    Raises:
+        ArgumentError: Both are requested.
+    """
     if scrub and any(file is not None for file in graph_files):
         raise ArgumentError(
             "the exporter's own graph tells paths and source lines, which scrubbing leaves out",
@@ -75,57 +112,59 @@ def check_no_graph_text(scrub: bool, *graph_files: object) -> None:
         )
 
 
-class _ScrubPlan(NamedTuple):
-    """The fields of one kind of message that go, and those that hold messages in which some go."""
-
-    dropped: frozenset[int]
-    entered: dict[int, Any]
-
-
 def scrub_bytes(data: wire.Buffer) -> bytes:
-    """The same model without a word beside its graph."""
-    return b"".join(_scrubbed_message(data, 0, len(data), onnx.ModelProto.DESCRIPTOR))
+    """Remove every doc_string and all metadata from a model.
+
+    Args:
+        data: The bytes of the model.
+
+    Returns:
+        The same model without them.
+    """
+    return b"".join(_scrub_message(data, 0, len(data), onnx.ModelProto.DESCRIPTOR))
+
+
+class _ScrubPlan(NamedTuple):
+    """The fields of a message type to remove, and those with messages to scrub, by number."""
+
+    removed: frozenset[int]
+    entered: dict[int, Any]
 
 
 @functools.cache
 def _scrub_plan(kind: Any) -> _ScrubPlan:
-    dropped = frozenset(field.number for field in kind.fields if field.name in _ASIDE)
-    inside = {
-        field.number: field.message_type for field in kind.fields if field.message_type is not None
+    removed = frozenset(field.number for field in kind.fields if field.name in _SCRUBBED)
+    entered = {
+        field.number: field.message_type
+        for field in kind.fields
+        if field.message_type is not None
+        and field.number not in removed
+        and _has_scrubbed_fields(field.message_type, set())
     }
-    return _ScrubPlan(
-        dropped,
-        {n: child for n, child in inside.items() if n not in dropped and _speaks(child, set())},
-    )
+    return _ScrubPlan(removed, entered)
 
 
-def _speaks(kind: Any, seen: set[Any]) -> bool:
-    """Whether a message of this kind, or one inside it, has words in it."""
+def _has_scrubbed_fields(kind: Any, seen: set[Any]) -> bool:
+    """Whether a message of this type, or one inside it, has fields to remove."""
     if kind in seen:
         return False
     seen.add(kind)
     return any(
-        field.name in _ASIDE
-        or (field.message_type is not None and _speaks(field.message_type, seen))
+        field.name in _SCRUBBED
+        or (field.message_type is not None and _has_scrubbed_fields(field.message_type, seen))
         for field in kind.fields
     )
 
 
-def _scrubbed_message(data: wire.Buffer, start: int, end: int, kind: Any) -> list[wire.Buffer]:
+def _scrub_message(data: wire.Buffer, start: int, end: int, kind: Any) -> list[wire.Buffer]:
     plan = _scrub_plan(kind)
-    pieces: list[wire.Buffer] = []
-    kept_from = start
-    for field in wire.fields(data, start, end):
-        child = plan.entered.get(field.number)
-        if field.number not in plan.dropped and child is None:
-            continue
-        if kept_from < field.start:
-            pieces.append(data[kept_from : field.start])
-        if child is not None:
-            pieces += wire.delimited(
-                field.number, _scrubbed_message(data, field.body, field.end, child)
-            )
-        kept_from = field.end
-    if kept_from < end:
-        pieces.append(data[kept_from:end])
-    return pieces
+
+    def edit(field: wire.Field) -> list[wire.Buffer] | None:
+        if field.number in plan.removed:
+            return []
+        inner = plan.entered.get(field.number)
+        if inner is None:
+            return None
+        return wire.delimited(field.number, _scrub_message(data, field.body, field.end, inner))
+
+    return wire.replace_fields(data, start, end, edit)

@@ -26,18 +26,26 @@ from modelexport.tagged.records import (
 )
 
 
-def embedded_map(s: Sidecar, tags_digest: str) -> EmbeddedMap:
-    """What of the map goes into the model file itself."""
+def embedded_map(sidecar: Sidecar, tags_digest: str) -> EmbeddedMap:
+    """Build the model-level metadata from a sidecar.
+
+    Args:
+        sidecar: The sidecar that is written with the file.
+        tags_digest: The digest of the tags of its nodes.
+
+    Returns:
+        The metadata.
+    """
     bare = EmbeddedMap(
-        format=s.format,
-        strategy=s.export.strategy,
-        exporter=s.export.exporter,
-        model=s.model,
-        export=s.export,
-        modules=s.modules,
-        topology=s.statistics.topology,
+        format=sidecar.format,
+        strategy=sidecar.export.strategy,
+        exporter=sidecar.export.exporter,
+        model=sidecar.model,
+        export=sidecar.export,
+        modules=sidecar.modules,
+        topology=sidecar.statistics.topology,
         tags_digest=tags_digest,
-        sidecar_digest=text_digest(encode_sidecar(s)),
+        sidecar_digest=text_digest(encode_sidecar(sidecar)),
     )
     return msgspec.structs.replace(bare, digest=bare.computed_digest())
 
@@ -49,11 +57,22 @@ def complete_sidecar(
     export: ExportRecord,
     modules: dict[str, ModuleRecord],
 ) -> Sidecar:
-    """The whole sidecar, from what a tagged file says of itself."""
+    """Build a sidecar.
+
+    Args:
+        graph: The nodes of the file.
+        node_tags: The tag of each node.
+        model: The record of the model.
+        export: The record of the export.
+        modules: The module records by path.
+
+    Returns:
+        The sidecar, with its tables and statistics.
+    """
     primary = [None if tag is None else tag.hierarchy_path for tag in node_tags]
     attributes = node_digests(graph)
-    nodes = node_records(graph, node_tags, attributes)
-    tensors = tensor_records(graph, primary, consumer_tags(graph, primary))
+    nodes = _node_records(graph, node_tags, attributes)
+    tensors = _tensor_records(graph, primary, consumer_tags(graph, primary))
     return Sidecar(
         format=FORMAT,
         model=model,
@@ -69,7 +88,14 @@ def complete_sidecar(
 
 
 def expected_hierarchy(modules: dict[str, ModuleRecord]) -> tuple[str, ...]:
-    """The tags of the modules that ran, in order of first execution."""
+    """List the tags of the modules that ran.
+
+    Args:
+        modules: The module records by path.
+
+    Returns:
+        The tags, in the order of the modules' first calls.
+    """
     ran = [
         (r.execution_order, r.tag)
         for r in modules.values()
@@ -79,36 +105,53 @@ def expected_hierarchy(modules: dict[str, ModuleRecord]) -> tuple[str, ...]:
 
 
 def consumer_tags(graph: Graph, primary: Sequence[str | None]) -> dict[str, tuple[str, ...]]:
-    """For each tensor that is read by tagged nodes their tags, sorted."""
+    """Collect the tags of the consumers of each value.
+
+    Args:
+        graph: The nodes.
+        primary: The tag of each node.
+
+    Returns:
+        The tags, sorted, by the key of each value that a tagged node consumes.
+    """
+    # Most values have one consumer: their tags share one tuple for each tag.
     single: dict[str, tuple[str, ...]] = {}
-    found: dict[str, tuple[str, ...]] = {}
+    consumers: dict[str, tuple[str, ...]] = {}
     several: dict[str, set[str]] = {}
     for node, tag in zip(graph.nodes, primary, strict=True):
         if tag is None:
             continue
         for name in node.inputs:
-            first = found.get(name)
+            first = consumers.get(name)
             if first is None:
-                found[name] = single.setdefault(tag, (tag,))
+                consumers[name] = single.setdefault(tag, (tag,))
             elif first[0] != tag:
                 several.setdefault(name, {first[0]}).add(tag)
-    found.update((name, tuple(sorted(tags))) for name, tags in several.items())
-    return found
+    consumers.update((name, tuple(sorted(tags))) for name, tags in several.items())
+    return consumers
 
 
 def tags_of_node(node: Node, own: str, consumers: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """A node's own tag, then those of the other modules that read what it makes, sorted."""
+    """Return the tags of a node, its `hierarchy_tags`.
+
+    Args:
+        node: The node.
+        own: Its own tag.
+        consumers: The tags of the consumers of each value.
+
+    Returns:
+        Its own tag, then, sorted, those of the other modules that consume its outputs.
+    """
     outputs = node.outputs
     if len(outputs) == 1:
-        readers = consumers.get(outputs[0])
-        if readers is None or (len(readers) == 1 and readers[0] == own):
-            return (own,)
-        return (own, *[tag for tag in readers if tag != own])
+        # The usual case, without a set: the tags of one value are sorted already.
+        tags = consumers.get(outputs[0], ())
+        return (own, *[tag for tag in tags if tag != own])
     others = {tag for name in outputs for tag in consumers.get(name, ()) if tag != own}
     return (own, *sorted(others))
 
 
-def node_records(
+def _node_records(
     graph: Graph, node_tags: Sequence[NodeTag | None], attributes: Sequence[str | None]
 ) -> dict[str, NodeRecord]:
     records: dict[str, NodeRecord] = {}
@@ -128,10 +171,9 @@ def node_records(
     return records
 
 
-def tensor_records(
+def _tensor_records(
     graph: Graph, primary: Sequence[str | None], consumers: Mapping[str, tuple[str, ...]]
 ) -> dict[str, TensorRecord]:
-    """For every tensor the tag of its producer and those of its consumers."""
     records = {
         name: TensorRecord(None, consumers.get(name, ()))
         for name in (*graph.inputs, *graph.initializers)
@@ -145,6 +187,17 @@ def tensor_records(
 def compute_statistics(
     nodes: dict[str, NodeRecord], modules: dict[str, ModuleRecord], tensors: int, topology: str
 ) -> Statistics:
+    """Count nodes and modules.
+
+    Args:
+        nodes: The node records by key.
+        modules: The module records by path.
+        tensors: The number of values.
+        topology: The digest of the graph.
+
+    Returns:
+        The statistics of a sidecar.
+    """
     methods = Counter(record.method for record in nodes.values() if record.method is not None)
     tagged = sum(methods.values())
     return Statistics(
@@ -162,6 +215,14 @@ def compute_statistics(
 
 
 def tensor_infos(values: Sequence[onnx.ValueInfoProto]) -> tuple[TensorInfo, ...]:
+    """Describe values by name, element type and shape.
+
+    Args:
+        values: The values, as a graph declares them.
+
+    Returns:
+        Their descriptions.
+    """
     return tuple(_tensor_info(value) for value in values)
 
 
@@ -175,7 +236,14 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
 
 def dtype_name(data_type: int) -> str:
-    """ONNX's name of an element type."""
+    """Return the name of an element type.
+
+    Args:
+        data_type: The number that ONNX has for it.
+
+    Returns:
+        ONNX's name for it in lower case, such as `float`.
+    """
     try:
         return str(onnx.TensorProto.DataType.Name(data_type)).lower()
     except ValueError:
@@ -183,7 +251,14 @@ def dtype_name(data_type: int) -> str:
 
 
 def dim_size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    """The size of an axis, its name, or None."""
+    """Return the size of a dimension.
+
+    Args:
+        dim: The dimension.
+
+    Returns:
+        The number, or the symbol, or None where it is unknown.
+    """
     if dim.HasField("dim_value"):
         return dim.dim_value
     return dim.dim_param or None

@@ -1,4 +1,4 @@
-"""Places where an output cannot go, or that are odd: full, read-only, folders, links, strange names."""
+"""Outputs that cannot be written, or are unusual: full disks, folders, links, strange names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ from torch import nn
 import modelexport
 from modelexport.cli.main import main
 from modelexport.errors import FileError, ModelExportError
-from modelexport.onnx_file import recovery
+from modelexport.onnx_file import atomic_write
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 
-MODEL = "import torch\nfrom torch import nn\ndef make():\n    return nn.Linear(600, 600), (torch.ones(1, 600),)\n"
+MODEL = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Linear(600, 600), (torch.ones(1, 600),)
+"""
 
 
 def export(target: Path, width: int = 4, **options: object) -> None:
@@ -35,23 +41,23 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def mounted(place: Path, options: str) -> Iterator[Path]:
-    """A file system of its own, where this process may make one."""
-    place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """Mount a file system, where this process may do so."""
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True
     )
-    if made.returncode:
+    if mount.returncode:
         pytest.skip("no file system can be mounted here")
     try:
-        yield place
+        yield folder
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @contextmanager
 def quota(size: int) -> Iterator[None]:
-    """No file can become larger than this."""
+    """Limit the size of files."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -131,7 +137,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "m_hierarchy.json", "m.onnx.data"])
-def test_a_folder_in_the_place_of_an_output(name: str, tmp_path: Path) -> None:
+def test_a_folder_with_the_name_of_an_output(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "inside").write_text("kept")
     with pytest.raises(ModelExportError, match="is a folder"):
@@ -192,8 +198,8 @@ def test_odd_names(stem: str, tmp_path: Path) -> None:
         [target.name, f"{target.name}.data", f"{stem}_hierarchy.json"]
     )
     assert modelexport.validate(target, check_consistency=True).valid
-    modelexport.extract(target, "", folder / "piece.onnx")
-    assert modelexport.compare(target, folder / "piece.onnx").same_topology
+    modelexport.extract(target, "", folder / "part.onnx")
+    assert modelexport.compare(target, folder / "part.onnx").same_topology
     shown = CliRunner().invoke(main, ["analyze", "--", str(target)])
     assert shown.exit_code == 0, shown.output
 
@@ -207,16 +213,16 @@ def test_a_temporary_folder_elsewhere_is_left_empty(tmp_path: Path) -> None:
 
 
 def left_behind(folder: Path, number: int) -> Path:
-    """The folder of a run that died, with one file in it."""
-    left = folder / f"{recovery.PREFIX}{number:012x}"
+    """Create the work folder of a killed run, with one file in it."""
+    left = folder / f"{atomic_write.PREFIX}{number:012x}"
     left.mkdir()
     (left / "0").write_bytes(b"the new one")
     return left
 
 
-def test_what_a_dead_run_left_is_cleared_by_the_next(tmp_path: Path) -> None:
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
     left_behind(tmp_path, 1)
-    recovery.write_moves(left_behind(tmp_path, 2), ["other.bin"], ["old.bin"])
+    atomic_write.write_moves(left_behind(tmp_path, 2), ["other.bin"], ["old.bin"])
     (tmp_path / "old.bin").write_bytes(b"old")
     export(tmp_path / "m.onnx")
     assert sorted(content(tmp_path)) == ["m.onnx", "m_hierarchy.json", "other.bin"]
@@ -226,19 +232,20 @@ def test_what_a_dead_run_left_is_cleared_by_the_next(tmp_path: Path) -> None:
 def test_what_others_planted_is_not_obeyed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    notes = folder / f"{recovery.PREFIX}notes"
+    notes = folder / f"{atomic_write.PREFIX}notes"
     notes.mkdir()
     (notes / "thesis.txt").write_text("kept")
     (folder / "weights").write_text("kept")
-    planted = '{"folder": [1, 2], "names": ["conftest.py"], "removed": ["weights"]}'  # as it would come in an archive
+    # as it would come in an archive
+    planted = '{"folder": [1, 2], "names": ["conftest.py"], "removed": ["weights"]}'
     (left_behind(folder, 1) / "moves.json").write_text(planted)
-    recovery.write_moves(left_behind(folder, 2), ["../climbed"], ["../../weights"])
+    atomic_write.write_moves(left_behind(folder, 2), ["../climbed"], ["../../weights"])
     os.mkfifo(left_behind(folder, 3) / "moves.json")
     (left_behind(folder, 4) / "moves.json").write_text("[" * 100_000)
     tricky = left_behind(folder, 5)
     (tricky / "0").unlink()
     (tricky / "0").mkdir()
-    recovery.write_moves(tricky, ["m.onnx"], [])
+    atomic_write.write_moves(tricky, ["m.onnx"], [])
     (left_behind(folder, 6) / "moves.json").symlink_to(folder / "weights")
     export(folder / "m.onnx")
     assert sorted(path.name for path in folder.iterdir()) == [
