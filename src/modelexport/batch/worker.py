@@ -20,7 +20,7 @@ import msgspec
 from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import DONE, FAILED, OUT_OF_MEMORY, JobResult, digest_of, job_digest
 from modelexport.errors import ModelExportError, first_line
-from modelexport.job import Done, perform
+from modelexport.source_export import SourceExport, run_export
 
 _NO_MEMORY = (os.strerror(errno.ENOMEM), "bad_alloc")
 _LONGEST, _MOST_DETAILS = 2000, 50
@@ -74,7 +74,7 @@ def run(job: BatchJob, on_step: Callable[[str], None]) -> JobResult:
         on_step("read the job")
         digest = job_digest(job, Path.cwd())
         Path(job.output).parent.mkdir(parents=True, exist_ok=True)
-        return _done(job, perform(job, on_step), digest)
+        return _done(job, run_export(job.model, job.output, job, on_step), digest)
     except (
         BaseException
     ) as error:  # an exit or an interrupt in the model's code is as good as an error
@@ -117,10 +117,9 @@ def _sendable(text: str) -> str:
     return text[:_LONGEST].encode("utf-8", "replace").decode()
 
 
-def _done(job: BatchJob, done: Done, digest: str) -> JobResult:
+def _done(job: BatchJob, done: SourceExport, digest: str) -> JobResult:
     report = done.report
-    graph_file = {"torchscript": job.jit_graph, "dynamo": job.fx_graph}[report.exporter]
-    extra = (report.report_path, report.graphml_path, report.graphml_data_path, graph_file)
+    extra = (report.report_path, report.graphml_path, report.graphml_data_path, report.graph_path)
     paths = [report.onnx_path, report.sidecar_path, *report.data_paths]
     paths += [Path(path) for path in extra if path is not None]
     folder = Path(job.output).parent

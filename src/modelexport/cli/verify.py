@@ -23,9 +23,9 @@ from modelexport.cli.console import (
 from modelexport.cli.source_options import input_options, merge_source_options
 from modelexport.cli.summary import module_tree
 from modelexport.errors import plural
-from modelexport.job import source_files
+from modelexport.options import SourceOptions
+from modelexport.source_export import source_files
 from modelexport.tagged.model import load
-from modelexport.tagged.records import SourceOptions
 from modelexport.verification.records import (
     FAILED,
     Blame,
@@ -96,8 +96,8 @@ def verify_command(
     random_inputs: int,
     seed: int,
     input_texts: tuple[str, ...],
-    input_shape: tuple[tuple[str, tuple[int, ...]], ...],
-    input_specs: Path | None,
+    input_shapes: dict[str, tuple[int, ...]],
+    input_specs: str | None,
     task: str | None,
     model_class: str | None,
     revision: str | None,
@@ -138,8 +138,8 @@ def verify_command(
             revision,
             random_weights,
             input_texts[0] if input_texts else None,
-            dict(input_shape),
-            None if input_specs is None else str(input_specs),
+            input_shapes,
+            input_specs,
         )
         recorded = load(onnx).records
         export = None if recorded is None else recorded.export

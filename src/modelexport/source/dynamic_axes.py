@@ -25,6 +25,7 @@ from modelexport.capture.module_tree import named_args
 from modelexport.capture.outputs import filter_outputs
 from modelexport.capture.recorder import flatten_tensors
 from modelexport.errors import ModelRunError, SourceError
+from modelexport.options import SourceOptions
 from modelexport.report import ExportReport
 from modelexport.source.example_inputs import (
     ExampleInputs,
@@ -35,7 +36,6 @@ from modelexport.source.example_inputs import (
     with_tensors,
 )
 from modelexport.source.load import LoadedModel, load_source
-from modelexport.tagged.records import SourceOptions
 
 Axes = dict[str, dict[int, str]]
 _Place = tuple[str, int]

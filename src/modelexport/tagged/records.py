@@ -10,6 +10,7 @@ import msgspec
 
 from modelexport.errors import FileError, FormatError
 from modelexport.modules.record import ModuleRecord, NodeTag
+from modelexport.options import SourceOptions
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What reading JSON may raise: it is none, or not as it should be; it is no text; it is too deep."""
@@ -80,18 +81,6 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     name: str
     dtype: str
     shape: tuple[int | str | None, ...]
-
-
-class SourceOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a command line said about where the model and its inputs come from, to have the same again."""
-
-    task: str | None = None
-    model_class: str | None = None
-    revision: str | None = None
-    random_weights: bool = False
-    input_text: str | None = None
-    input_shapes: dict[str, tuple[int, ...]] = {}
-    input_specs: str | None = None
 
 
 class ExtractionRecord(msgspec.Struct, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from modelexport.capture.inputs import ModelInputs, bind_inputs, in_signature_order, parse_inputs
 from modelexport.capture.model_state import check_has_weights, unwrap_model
 from modelexport.errors import ArgumentError, ArgumentTypeError, ModelRunError, describe_type
+from modelexport.exporters import CALL_ORDER_EXPORTERS
 from modelexport.extraction.extract import OpenModel, open_tagged
 from modelexport.garbage import pause_collector
 from modelexport.modules.lookup import Selection
@@ -163,9 +164,9 @@ def _as_exported(model: nn.Module, inputs: ModelInputs, file: OpenModel) -> Mode
     """The inputs in the order in which the file's exporter takes them."""
     records = file.source.records
     return (
-        in_signature_order(model, inputs)
-        if records is None or records.export.exporter != "dynamo"
-        else inputs
+        inputs
+        if records is not None and records.export.exporter in CALL_ORDER_EXPORTERS
+        else in_signature_order(model, inputs)
     )
 
 
