@@ -59,10 +59,10 @@ EVIDENCE = ("SCOPE", "PARAMETER", "PARAMETER_IN_USE", "DATAFLOW", "AGREEMENT", "
 KEYWORDS = ("ModelKeywords", "SourceKeywords")
 HEAD = """# API
 
-All public names of `modelexport`, written from their docstrings by `make docs`. Importing the package is light: torch
-is loaded by the first name that needs it. `load`, `analyze`, `validate`, `compare`, `strip`, `list_modules`, `extract`,
-`partition`, `extract_module_subgraph`, `export_graphml` and `import_onnx` never load it. A path may be a `str` or a
-`Path`.
+All public names of `modelexport`, written from their docstrings by `make docs`. Importing the
+package is light: torch is loaded by the first name that needs it. `load`, `analyze`, `validate`,
+`compare`, `strip`, `list_modules`, `extract`, `partition`, `extract_module_subgraph`,
+`export_graphml` and `import_onnx` never load it. A path may be a `str` or a `Path`.
 """
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from generated import DOCS, write
 from modelexport.options import MODEL_KEYWORDS, SOURCE_KEYWORDS, Option
 
-HEAD = '''"""Keyword types of the functions that export. Written by docs/make_keywords.py from `options.py`."""
+HEAD = '''"""Keyword types of the functions that export, written by docs/make_keywords.py."""
 
 from __future__ import annotations
 

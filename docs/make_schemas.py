@@ -120,7 +120,7 @@ def _schema(record: Any, title: str, properties: dict[str, Any]) -> str:
 
 
 def _jobs(properties: dict[str, Any]) -> dict[str, Any]:
-    """Describe the jobs of a list and its defaults; a job needs no model, if the defaults have it."""
+    """Describe the jobs of a list and its defaults, which may have the model that a job needs."""
     job = msgspec.json.schema(BatchJob)["$defs"]["BatchJob"]
     del job["required"]
     for name, meaning in attribute_docs(BatchJob).items():

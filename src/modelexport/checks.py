@@ -1,4 +1,4 @@
-"""Checks of an export that need neither torch nor the model: its options and the files it writes."""
+"""Check the options of an export and the files that it writes, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyword types of the functions that export. Written by docs/make_keywords.py from `options.py`."""
+"""Keyword types of the functions that export, written by docs/make_keywords.py."""
 
 from __future__ import annotations
 

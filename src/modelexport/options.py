@@ -20,7 +20,7 @@ from modelexport.errors import UnknownOptionError
 from modelexport.exporters import EXPORTER_NAMES
 
 PARAMETER_MODES = ("sidecar", "embedded", "reference")
-"""Where a GraphML has the data of initializers: in an .onnxdata beside it, inside it, in the model."""
+"""Where a GraphML has the data of initializers: in a file beside it, inside it, in the model."""
 
 
 class Spelling(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ def _option(description: str, **spelling: Any) -> msgspec.Meta:
 
 
 class SourceOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Where a model and its example inputs come from, recorded in the file so that `verify` repeats it."""
+    """Where a model and its example inputs come from; recorded in the file, for `verify`."""
 
     task: Annotated[
         str | None,
@@ -146,7 +146,8 @@ class ExportOptions(
         ),
     ] = True
     external_data: Annotated[
-        bool | None, _option("Data of initializers beside the file, or inside it; by its size if left out.")
+        bool | None,
+        _option("Data of initializers beside the file, or inside it; by its size if left out."),
     ] = None
     clean: Annotated[
         bool,

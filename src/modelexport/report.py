@@ -45,7 +45,7 @@ class ExportReport(msgspec.Struct, frozen=True):
     timings: dict[str, float]
     """Seconds by step."""
     notes: tuple[str, ...] = ()
-    """One line for each warning of torch's tracer about a value that the file keeps as a constant."""
+    """A line for each warning of torch's tracer about a value that becomes a constant."""
     report_path: Path | None = None
     """The page of `with_report`."""
     graphml_path: Path | None = None

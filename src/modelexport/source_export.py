@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import msgspec
 
@@ -20,6 +20,10 @@ from modelexport.options import (
     resolve_names,
 )
 from modelexport.report import ExportReport, warn_of_failures
+
+if TYPE_CHECKING:
+    from modelexport.source.dynamic_axes import PreparedInputs
+    from modelexport.source.load import LoadedModel
 
 _SEED = 0
 """Random weights and inputs are drawn with it, so that the same command writes the same file."""
@@ -92,42 +96,47 @@ def run_export(
     step = on_step or (lambda _: None)
     step("load torch and the model")
     # Only here, so that mistakes in the options are reported before seconds of imports.
-    from modelexport.pipeline import export_with
-    from modelexport.source.dynamic_axes import (
-        as_input_error,
-        export_dynamic,
-        open_source,
-        prepare_inputs,
-    )
+    from modelexport.source.dynamic_axes import as_input_error, open_source, prepare_inputs
     from modelexport.source.example_inputs import InputRequest
 
-    recorded = recorded_options(options)
     specs = None if options.input_specs is None else Path(options.input_specs)
     request = InputRequest(specs, options.input_text, options.input_shapes)
+    recorded = recorded_options(options)
     source = open_source(spec, recorded, options.trust_remote_code, _SEED)
     with as_input_error(request != InputRequest() or source.inputs is not None):
         step("make example inputs")
         prepared = prepare_inputs(source, request, options.dynamic, options.dynamic_axes, _SEED)
+        call = CallOptions(
+            on_step=step,
+            source=source.name,
+            inputs_from=prepared.rung,
+            source_options=recorded,
+            seed=_SEED,
+        )
+        report, notes = _export_prepared(source, prepared, output, options, call, verbose)
+    return SourceExport(report, (*source.notes, *notes, *_unmet_wishes(options, report)))
 
-        def export(dynamic_shapes: Any = None) -> ExportReport:
-            call = CallOptions(
-                dynamic_shapes=dynamic_shapes,
-                on_step=on_step,
-                source=source.name,
-                inputs_from=prepared.rung,
-                source_options=recorded,
-                seed=_SEED,
-            )
-            return export_with(source.model, prepared.inputs, output, options, call, verbose)
 
-        fixed_axes: list[str] = []
-        if prepared.axes is None:
-            report = export()
-        else:
-            report, fixed_axes = export_dynamic(
-                export, source.model, prepared, may_drop=options.dynamic, on_step=step
-            )
-    return SourceExport(report, (*source.notes, *fixed_axes, *_unmet_wishes(options, report)))
+def _export_prepared(
+    source: LoadedModel,
+    prepared: PreparedInputs,
+    output: str,
+    options: ExportOptions,
+    call: CallOptions,
+    verbose: bool,
+) -> tuple[ExportReport, list[str]]:
+    """Export a loaded model, and say which of its dynamic axes the exporter fixed."""
+    from modelexport.pipeline import export_with
+    from modelexport.source.dynamic_axes import export_dynamic
+
+    def export(dynamic_shapes: Any = None) -> ExportReport:
+        shaped = msgspec.structs.replace(call, dynamic_shapes=dynamic_shapes)
+        return export_with(source.model, prepared.inputs, output, options, shaped, verbose)
+
+    if prepared.axes is None:
+        return export(), []
+    step = call.on_step or (lambda _: None)
+    return export_dynamic(export, source.model, prepared, may_drop=options.dynamic, on_step=step)
 
 
 def _unmet_wishes(options: ExportOptions, report: ExportReport) -> list[str]:

@@ -79,7 +79,10 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
             '{"jobs": [{"model": "a", "output": "a.onnx", "timeout": 0}]}',
             "timeout must be a positive number of seconds, got 0",
         ),
-        ('{"jobs": [{"model": "a", "output": "a.onnx", "memory": "much"}]}', "memory must be a size, got 'much'"),
+        (
+            '{"jobs": [{"model": "a", "output": "a.onnx", "memory": "much"}]}',
+            "memory must be a size, got 'much'",
+        ),
         (
             '{"jobs": [{"model": "a", "output": "a.onnx", "input-shape": [1]}]}',
             "did you mean input_shape",
@@ -93,7 +96,10 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
             "job 1: there is no strategy 'fxx'",
         ),
         ('{"jobs": [{"model": "a.py:f", "output": "a.onnx"}]}', "job 1: there is no file a.py"),
-        ('{"jobs": [{"model": "a", "output": "a.onnx", "timeout": 1e300}]}', "positive number of seconds"),
+        (
+            '{"jobs": [{"model": "a", "output": "a.onnx", "timeout": 1e300}]}',
+            "positive number of seconds",
+        ),
         (
             '{"jobs": [{"model": "a", "output": "a.onnx", "memory": "99999999999 TiB"}]}',
             "memory must be positive and below 4 EiB",
@@ -107,7 +113,8 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
             "two jobs have the name x",
         ),
         (
-            '{"jobs": [{"model": "a", "output": "x.onnx", "name": "1"}, {"model": "b", "output": "sub/../x.onnx"}]}',
+            '{"jobs": [{"model": "a", "output": "x.onnx", "name": "1"},'
+            ' {"model": "b", "output": "sub/../x.onnx"}]}',
             "two jobs have the output",
         ),
         (
