@@ -320,3 +320,31 @@ def test_export_source_does_what_the_command_does(
     assert steps[0] == "load torch and the model"
     listed = modelexport.list_modules("a.onnx")
     assert [module.module for module in listed] == ["", "0", "1"]
+
+
+READERS = ("load", "analyze", "validate", "strip", "extract", "partition", "list_modules")
+
+
+def test_one_name_for_one_thing() -> None:
+    for name in (*READERS, "export_graphml", "import_onnx"):
+        parameters = list(inspect.signature(getattr(modelexport, name)).parameters)
+        assert parameters[0] == "path", name
+        assert not {"output", "target", "out"} & set(parameters), name
+    assert list(inspect.signature(modelexport.verify).parameters)[2] == "path"
+
+
+def test_earlier_keywords_still_work(tmp_path: Path) -> None:
+    model, inputs = torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.ones(1, 4)
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(model, inputs, path, strategy="htp")
+    m: Any = modelexport
+    assert m.analyze(onnx=path).totals.nodes == m.analyze(path).totals.nodes
+    assert m.validate(onnx=path).valid
+    assert m.strip(source=path, target=tmp_path / "base.onnx") == tmp_path / "base.onnx"
+    assert m.extract(onnx_model=path, module="0", output=tmp_path / "0.onnx").record.module == "0"
+    assert list(m.partition(onnx_model=path))
+    files = m.export_graphml(onnx=path)
+    m.import_onnx(graphml=files.graphml, output_path=tmp_path / "again.onnx")
+    assert m.verify(model, inputs, onnx_path=path).agrees
+    with pytest.raises(TypeError, match="multiple values"):
+        m.analyze(path, onnx=path)

@@ -332,6 +332,11 @@ def keyword_aliases(**names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _
         def accept_aliases(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             # A plain dict: a ParamSpec's keywords cannot be renamed under the eyes of mypy.
             keywords: dict[str, Any] = {names.get(name, name): kwargs[name] for name in kwargs}
+            if len(keywords) < len(kwargs):
+                twice = next(name for name in kwargs if name in names and names[name] in kwargs)
+                raise UnknownOptionError(
+                    f"{names[twice]} is given twice", hint=f"{twice} is another name of it"
+                )
             return function(*args, **keywords)
 
         return accept_aliases

@@ -22,6 +22,7 @@ from modelexport.onnx_file.model_file import (
     opset_imports,
     resolve_data_file,
 )
+from modelexport.options import keyword_aliases
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.records import TensorInfo
 from modelexport.tagged.tables import tensor_infos
@@ -152,14 +153,15 @@ class Analysis(msgspec.Struct, frozen=True):
     """Empty without details."""
 
 
-def analyze(onnx: StrPath, filter_tag: str | None = None, details: bool = True) -> Analysis:
+@keyword_aliases(onnx="path")
+def analyze(path: StrPath, filter_tag: str | None = None, details: bool = True) -> Analysis:
     """Read a file, tagged or not, and count; weights are not read, and a data file may be missing.
 
     `filter_tag` takes a tag with all below it, a glob, a module path, or `auxiliary`. Without `details` the list of
     nodes and the tensors that enter and leave each module are left out.
     """
     with pause_collector():
-        return _Analyzer(load(onnx), filter_tag).result(details)
+        return _Analyzer(load(path), filter_tag).result(details)
 
 
 class _Analyzer:

@@ -16,6 +16,7 @@ from modelexport.errors import FormatError, plural
 from modelexport.garbage import pause_collector
 from modelexport.modules.record import NodeTag
 from modelexport.onnx_file.model_file import StrPath, as_path
+from modelexport.options import keyword_aliases
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.records import METADATA_KEY, looks_like_tag
 
@@ -38,13 +39,14 @@ class Validation(msgspec.Struct, frozen=True):
         return not any(found.severity == Severity.ERROR for found in self.findings)
 
 
-def validate(onnx: StrPath, check_consistency: bool = False, repair: bool = False) -> Validation:
+@keyword_aliases(onnx="path")
+def validate(path: StrPath, check_consistency: bool = False, repair: bool = False) -> Validation:
     """Check a file: ONNX's own full check and the form of its tags.
 
     `check_consistency` also checks nodes, metadata, sidecar and graph against each other. `repair`, which implies it,
     first mends from what is recorded and keeps the files as they were as `.bak`; the findings are what is left.
     """
-    path = as_path(onnx)
+    path = as_path(path)
     with pause_collector():
         mended = repair_file(path) if repair else None
         return _validate(path, check_consistency or repair, mended)

@@ -46,6 +46,7 @@ from modelexport.onnx_file.model_file import (
     open_mapped,
     parse_model,
 )
+from modelexport.options import keyword_aliases
 from modelexport.tagged.model import (
     map_in_effect,
     recorded_tag,
@@ -67,10 +68,11 @@ class Extraction(NamedTuple):
     record: ExtractionRecord
 
 
+@keyword_aliases(onnx_model="path", output="output_path")
 def extract(
-    onnx_model: onnx.ModelProto | StrPath,
+    path: onnx.ModelProto | StrPath,
     module: str,
-    output: StrPath | None = None,
+    output_path: StrPath | None = None,
     *,
     call: int | None = None,
 ) -> Extraction:
@@ -78,13 +80,13 @@ def extract(
 
     `module` is a tag, a module path or a glob that matches one; `call` takes only one call of a
     module that ran more than once. Its inputs are the tensors that enter it; constants and weights
-    come along. With `output` the piece is written there with its sidecar, and weights in data files
+    come along. With `output_path` the piece is written there with its sidecar, and weights in data files
     are copied into one of its own as far as they are needed; the model returned is then without them.
-    Without `output` the model has all its weights in it. An ExtractionWarning says which values that the
+    Without it the model has all its weights in it. An ExtractionWarning says which values that the
     module returned are not among the outputs, as when the exporter removed them.
     """
-    target = None if output is None else check_output_path(output)
-    with pause_collector(), open_tagged(onnx_model) as file:
+    target = None if output_path is None else check_output_path(output_path)
+    with pause_collector(), open_tagged(path) as file:
         if target is not None:
             check_no_overwrite(
                 file.path, file.source.proto, target, target.with_name(f"{target.name}.data")
@@ -129,7 +131,7 @@ def _warn_of_lost_results(file: OpenModel, target: ModuleRef, found: Boundary) -
         )
         name = target.path or "the root"
         message = f"the extracted model does not give all that {name} returned: {told}"
-        warnings.warn(message, ExtractionWarning, stacklevel=3)
+        warnings.warn(message, ExtractionWarning, stacklevel=4)
 
 
 def _constants(main: Subgraph) -> frozenset[str]:
@@ -256,9 +258,9 @@ class ExtractableModule(msgspec.Struct, frozen=True, rename={"class_": "class"})
     outputs: tuple[TensorInfo, ...]
 
 
-def list_extractable(onnx_model: StrPath, module: str | None = None) -> list[ExtractableModule]:
+def list_extractable(path: StrPath, module: str | None = None) -> list[ExtractableModule]:
     """The modules that can be extracted, in the order of their paths in the file; only one of them if asked for."""
-    with open_tagged(onnx_model) as file:
+    with open_tagged(path) as file:
         target = None if module is None else file.find(module)
         return _list(file, target)
 

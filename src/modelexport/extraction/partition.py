@@ -16,10 +16,12 @@ from modelexport.graph.nested import Subgraph, SubgraphValue
 from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.tree import is_within
 from modelexport.onnx_file.model_file import StrPath
+from modelexport.options import keyword_aliases
 
 
+@keyword_aliases(onnx_model="path")
 def partition(
-    onnx_model: onnx.ModelProto | StrPath, module: str = "", *, call: int | None = None
+    path: onnx.ModelProto | StrPath, module: str = "", *, call: int | None = None
 ) -> Iterator[Extraction]:
     """Take a module apart: a piece for each call of each child, and pieces of the module's own nodes between them.
 
@@ -28,7 +30,7 @@ def partition(
     the module, and compute what it computes, bit for bit. A child that never runs itself, such as a
     list, stands for its own children. A call is split where something outside it runs in between.
     """
-    with open_tagged(onnx_model) as file:
+    with open_tagged(path) as file:
         target = file.find(module, call)
         members = file.members(target)
         if file.is_all(target):

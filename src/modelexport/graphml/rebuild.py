@@ -22,6 +22,7 @@ from modelexport.graphml.read import Document
 from modelexport.graphml.tensors import Span
 from modelexport.onnx_file.atomic_write import Transaction, check_output_path, transaction
 from modelexport.onnx_file.model_file import StrPath, as_path, is_file
+from modelexport.options import keyword_aliases
 
 _MOST_GAPS, _LARGE = 16, 64 << 20
 
@@ -37,8 +38,9 @@ class Imported(msgspec.Struct, frozen=True):
     """What was recorded of the graph when the GraphML was written."""
 
 
+@keyword_aliases(graphml="path")
 def import_onnx(
-    graphml: StrPath, output_path: StrPath, *, on_progress: Callable[[float], None] | None = None
+    path: StrPath, output_path: StrPath, *, on_progress: Callable[[float], None] | None = None
 ) -> Imported:
     """Write the model that a GraphML file holds: equal to the original, field for field, unless it was edited.
 
@@ -46,7 +48,7 @@ def import_onnx(
     valid model; otherwise a FormatError names the place, and nothing is written. `on_progress` is told now and
     then how much is done, from 0 to 1.
     """
-    source, target = as_path(graphml), check_output_path(output_path)
+    source, target = as_path(path), check_output_path(output_path)
     with ExitStack() as stack:
         stack.enter_context(_naming(source))
         stack.enter_context(pause_collector())

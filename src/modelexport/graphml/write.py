@@ -45,6 +45,7 @@ from modelexport.onnx_file.model_file import (
     opset_imports,
     stored_nodes,
 )
+from modelexport.options import keyword_aliases
 from modelexport.tagged.model import TaggedModel
 
 _STEP = 500
@@ -62,8 +63,9 @@ class GraphmlFiles(msgspec.Struct, frozen=True):
     """Why the sidecar beside a model without tags was not used."""
 
 
+@keyword_aliases(onnx="path")
 def export_graphml(
-    onnx: StrPath,
+    path: StrPath,
     output_path: StrPath | None = None,
     *,
     parameters: str = MODES[0],
@@ -75,7 +77,7 @@ def export_graphml(
     `embedded`, into the GraphML; `reference`, nowhere: the GraphML says where the model has them.
     `on_progress` is told now and then how much is done, from 0 to 1.
     """
-    source = as_path(onnx)
+    source = as_path(path)
     target = check_graphml(source, output_path, parameters)
     with ExitStack() as stack:
         stack.enter_context(pause_collector())

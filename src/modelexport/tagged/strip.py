@@ -21,6 +21,7 @@ from modelexport.onnx_file.model_file import (
     parse_model,
     require_data_file,
 )
+from modelexport.options import keyword_aliases
 from modelexport.tagged.records import METADATA_KEY, decode_tag
 
 
@@ -36,12 +37,13 @@ def _original_doc(doc_string: bytes | None) -> bytes | None:
     return None if tag.doc is None else tag.doc.encode()
 
 
-def strip(source: StrPath, target: StrPath) -> Path:
+@keyword_aliases(source="path", target="output_path")
+def strip(path: StrPath, output_path: StrPath) -> Path:
     """Write a file without its map: the very bytes that torch's own export wrote. Returns where they are.
 
-    Where the weights are in a data file and `target` is in another folder, the data file is copied along.
+    Where the weights are in a data file and `output_path` is in another folder, the data file is copied along.
     """
-    return strip_file(source, target)[0]
+    return strip_file(path, output_path)[0]
 
 
 def strip_file(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:

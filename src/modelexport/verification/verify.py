@@ -20,6 +20,7 @@ from modelexport.extraction.extract import OpenModel, open_tagged
 from modelexport.garbage import pause_collector
 from modelexport.modules.lookup import Selection
 from modelexport.onnx_file.model_file import StrPath, as_path, external_files, require_data_file
+from modelexport.options import keyword_aliases
 from modelexport.verification.blame import BlameFinder, Suspect, Verdict
 from modelexport.verification.pairing import Gaps, Pair, PairedCall, Pairing
 from modelexport.verification.pytorch_run import random_input_sets, run_pytorch
@@ -41,10 +42,11 @@ from modelexport.verification.records import (
 from modelexport.verification.runtime import import_onnxruntime, onnx_inputs, run_with_outputs
 
 
+@keyword_aliases(onnx_path="path")
 def verify(
     model: nn.Module | ExportedProgram,
     example_inputs: Any,
-    onnx_path: StrPath,
+    path: StrPath,
     *,
     atol: float = Tolerance().atol,
     rtol: float = Tolerance().rtol,
@@ -67,7 +69,7 @@ def verify(
     a run of both, and the answer has the worst of each module.
     """
     tolerance = make_tolerance(atol, rtol)
-    path = as_path(onnx_path)
+    path = as_path(path)
     step = on_step or (lambda _: None)
     live = _live(model)
     example = _inputs(model, live, example_inputs)
