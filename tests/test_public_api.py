@@ -261,6 +261,12 @@ def test_an_unknown_option_is_refused_with_a_suggestion(name: str, hint: str) ->
         assert isinstance(caught.value, TypeError | modelexport.ArgumentError)
 
 
+def test_export_source_refuses_values_of_the_wrong_type() -> None:
+    options: Any = {"input_shapes": {"x": "1,128"}}
+    with pytest.raises(modelexport.ArgumentTypeError, match="input_shapes"):
+        modelexport.export_source("some/model", "m.onnx", **options)
+
+
 def test_export_source_refuses_unknown_options() -> None:
     options: Any = {"input_tex": "hello"}
     with pytest.raises(modelexport.UnknownOptionError, match="did you mean input_text"):
@@ -316,7 +322,7 @@ def test_export_source_does_what_the_command_does(
     assert first.sidecar.export == second.sidecar.export
     recorded = first.sidecar.export.source_options
     assert recorded == modelexport.SourceOptions(input_shapes={"": (2, 4)})
-    assert report.notes == ("torch_nn names Conv9d, but no module is called so",)
+    assert report.notes == ("torch_nn names Conv9d, but no module matches it",)
     assert steps[0] == "load torch and the model"
     listed = modelexport.list_modules("a.onnx")
     assert [module.module for module in listed] == ["", "0", "1"]

@@ -229,14 +229,14 @@ def options_of(record: type[msgspec.Struct]) -> tuple[Option, ...]:
     Returns:
         The options.
     """
-    found = []
+    options = []
     for field in msgspec.structs.fields(record):
         if get_origin(field.type) is Annotated:
             kind, meta = get_args(field.type)
             default = None if field.default is msgspec.NODEFAULT else field.default
             spelling = meta.extra["spelling"]
-            found.append(Option(field.name, kind, default, meta.description, spelling))
-    return tuple(sorted(found, key=lambda option: option.spelling.for_source))
+            options.append(Option(field.name, kind, default, meta.description, spelling))
+    return tuple(sorted(options, key=lambda option: option.spelling.for_source))
 
 
 def recorded_options(options: ExportOptions) -> SourceOptions:
@@ -298,7 +298,7 @@ def resolve_names(
 
 
 def _suggest(name: str, known: Sequence[str]) -> str:
-    if any(name == option.name for option in SOURCE_KEYWORDS):
+    if any(name in (option.name, *option.spelling.aliases) for option in SOURCE_KEYWORDS):
         return "it says how to load a model: use export_source"
     plain = name.replace("-", "_")
     similar = difflib.get_close_matches(plain, known, 1) or [one for one in known if plain in one]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import msgspec
 
 from modelexport.checks import check_options, check_outputs, graph_files
+from modelexport.errors import ArgumentTypeError
 from modelexport.exporters import EXPORTERS, find_exporter
 from modelexport.keywords import SourceKeywords, StrPath
 from modelexport.modules.tags import make_policy, unmatched_names
@@ -55,15 +56,22 @@ def export_source(
         **options: The fields of `ExportOptions`.
 
     Returns:
-        The report. Its `notes` also say which wishes could not be met.
+        The report. Its `notes` also name options that had no effect.
 
     Raises:
         UnknownOptionError: There is no option of this name.
+        ArgumentTypeError: An option has the wrong type.
         SourceError: The model or its inputs cannot be loaded.
         ExportError: torch cannot export the model.
         ModelExportError: Any other error, such as a path that cannot be written.
     """
-    chosen = ExportOptions(**resolve_names(options, SOURCE_KEYWORDS))
+    named = resolve_names(options, SOURCE_KEYWORDS)
+    try:
+        chosen = msgspec.convert(named, ExportOptions)
+    except msgspec.ValidationError as error:
+        raise ArgumentTypeError(
+            f"an option has the wrong type: {error}", hint="see ExportOptions for the types"
+        ) from error
     report, notes = run_export(spec, str(output_path), chosen, on_step, verbose)
     warn_of_failures(report)
     return msgspec.structs.replace(report, notes=(*notes, *report.notes))
@@ -114,7 +122,7 @@ def run_export(
             seed=_SEED,
         )
         report, notes = _export_prepared(source, prepared, output, options, call, verbose)
-    return SourceExport(report, (*source.notes, *notes, *_unmet_wishes(options, report)))
+    return SourceExport(report, (*source.notes, *notes, *_idle_options(options, report)))
 
 
 def _export_prepared(
@@ -139,7 +147,7 @@ def _export_prepared(
     return export_dynamic(export, source.model, prepared, may_drop=options.dynamic, on_step=step)
 
 
-def _unmet_wishes(options: ExportOptions, report: ExportReport) -> list[str]:
+def _idle_options(options: ExportOptions, report: ExportReport) -> list[str]:
     """Return a line for each option that had no effect."""
     notes = []
     if options.opset_version not in (None, report.hierarchy.model.opset):
@@ -151,7 +159,7 @@ def _unmet_wishes(options: ExportOptions, report: ExportReport) -> list[str]:
     classes = {path: module.class_ for path, module in report.hierarchy.modules.items()}
     policy = make_policy(options.torch_nn_exceptions, options.include, options.exclude)
     notes += [
-        f"{option} names {name}, but no module is called so"
+        f"{option} names {name}, but no module matches it"
         for option, names in unmatched_names(policy, classes).items()
         for name in names
     ]

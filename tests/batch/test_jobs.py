@@ -66,7 +66,7 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
     ("content", "says"),
     [
         ("{", "is not JSON"),
-        ("[]", "no list of jobs"),
+        ("[]", "not a list of jobs"),
         ('{"jobs": []}', "has no jobs"),
         ('{"jobs": [{"model": "a"}]}', "job 1 has neither a name nor an output"),
         ('{"jobs": [{"output": "a.onnx"}]}', "job 1: .*`model`"),
@@ -138,7 +138,7 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
             '{"jobs": [{"model": "a", "name": "../../b"}]}',
             "no file can have the name .*an output of its own",
         ),
-        ('{"jobs": 3}', "no list of jobs"),
+        ('{"jobs": 3}', "not a list of jobs"),
         ("[" * 100_000, "is not JSON"),
         ('{"jobs": [{"model": "\xff"}]}', "is not JSON"),
     ],
@@ -218,7 +218,7 @@ def test_jobs_given_as_what_they_are_not() -> None:
 
 
 def test_names_that_are_no_text() -> None:
-    with pytest.raises(FormatError, match="no text"):
+    with pytest.raises(FormatError, match="not valid in a file name"):
         given_jobs([{"model": "a", "name": "\udcff"}])
 
 

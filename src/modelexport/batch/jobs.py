@@ -104,7 +104,7 @@ def read_jobs(
         parsed = tomllib.loads(content.decode()) if is_toml else msgspec.json.decode(content)
         file = msgspec.convert(parsed, JobsFile)
     except msgspec.ValidationError as error:
-        raise FormatError(f"{path} is no list of jobs: {error}", hint=_WRITE) from error
+        raise FormatError(f"{path} is not a list of jobs: {error}", hint=_WRITE) from error
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
         # tomllib also raises plain ValueErrors, for numbers that are too long for example.
         kind = "TOML" if path.suffix == ".toml" else "JSON"
@@ -149,8 +149,8 @@ def given_jobs(
     outputs = folder if output_dir is None else Path(output_dir).absolute()
     shared = dict(defaults or {})
     _check_defaults("the defaults", shared)
-    made = _make_jobs("the list of jobs", given, shared, folder, outputs)
-    return Batch(made, "jobs", folder, outputs)
+    checked = _make_jobs("the list of jobs", given, shared, folder, outputs)
+    return Batch(checked, "jobs", folder, outputs)
 
 
 def _read_content(path: Path) -> bytes:
@@ -250,7 +250,7 @@ def _complete_job(where: str, job: BatchJob, folder: Path, outputs: Path) -> Bat
         )
     except ValueError as error:
         raise FormatError(
-            f"{where}: a name in it is no text, or none for a file", hint=_WRITE
+            f"{where}: a name has characters that are not valid in a file name", hint=_WRITE
         ) from error
 
 

@@ -55,6 +55,10 @@ class Axes(click.ParamType[tuple[str, dict[int, str]]]):
         return name, labels
 
 
+def _invert(ctx: click.Context, param: click.Parameter, given: bool) -> bool:
+    return not given
+
+
 def _merge(
     ctx: click.Context, param: click.Parameter, pairs: Iterable[tuple[str, Any]]
 ) -> dict[str, Any]:
@@ -78,13 +82,13 @@ def _click_option(option: Option) -> Callable[[Any], Any]:
     flags = spelling.flags or (f"--{dashed}",)
     details: dict[str, Any] = {"help": option.description, "default": option.default}
     if option.type in _BY_INPUT:
-        text = f"{option.description} Repeatable."
         details = {"type": _BY_INPUT[option.type], "multiple": True, "callback": _merge}
-        details["help"] = text
+        details["help"] = f"{option.description} Repeatable."
     elif option.type is bool and option.default:
-        # An option that is on by default is a flag that turns it off.
+        # An option that is on by default is a flag that turns it off. It is inverted here, since
+        # versions of click disagree on the default of a flag whose value is False.
         flags = (f"--no-{dashed}",)
-        details = {"flag_value": False, "default": True, "help": spelling.flag_help}
+        details = {"is_flag": True, "callback": _invert, "help": spelling.flag_help}
     elif option.type is bool:
         details["is_flag"] = True
     elif option.type == bool | None:
@@ -138,11 +142,14 @@ def input_options(command: Callable[..., Any], several_texts: bool = False) -> C
     Returns:
         The command.
     """
-    added = [option for option in SOURCE_KEYWORDS if option.name in _FOR_INPUTS]
-    made = {option.name: _click_option(option) for option in added}
+    options = {
+        option.name: _click_option(option)
+        for option in SOURCE_KEYWORDS
+        if option.name in _FOR_INPUTS
+    }
     if several_texts:
-        made["input_text"] = _SEVERAL_TEXTS
-    return _apply(command, made.values())
+        options["input_text"] = _SEVERAL_TEXTS
+    return _apply(command, options.values())
 
 
 _FOR_INPUTS = frozenset(
