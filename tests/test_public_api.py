@@ -71,7 +71,6 @@ PUBLIC = {
     "ModelKeywords",
     "ModelRecord",
     "ModelRunError",
-    "Module",
     "ModuleChange",
     "ModuleFacts",
     "ModuleParity",

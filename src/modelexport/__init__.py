@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from modelexport.graphml.write import GraphmlFiles, export_graphml
     from modelexport.keywords import ModelKeywords, SourceKeywords
     from modelexport.modules.record import Method, ModuleRecord, NodeTag
-    from modelexport.modules.tree import Module, ModuleTree
+    from modelexport.modules.tree import ModuleTree
     from modelexport.options import CallOptions, ExportOptions, SourceOptions
     from modelexport.pipeline import HierarchyExporter, export_model
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
@@ -130,7 +130,7 @@ _HOMES = {
     "graphml.write": "GraphmlFiles export_graphml",
     "keywords": "ModelKeywords SourceKeywords",
     "modules.record": "Method ModuleRecord NodeTag",
-    "modules.tree": "Module ModuleTree",
+    "modules.tree": "ModuleTree",
     "options": "CallOptions ExportOptions SourceOptions",
     "pipeline": "HierarchyExporter UnifiedExporter=HierarchyExporter export_model",
     "report": "ExportReport",
@@ -196,7 +196,6 @@ __all__ = [
     "ModelKeywords",
     "ModelRecord",
     "ModelRunError",
-    "Module",
     "ModuleChange",
     "ModuleFacts",
     "ModuleParity",
