@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def attribute_types(kind: type) -> dict[str, str]:
     for base in reversed(kind.__mro__):  # fields may be inherited
         written |= vars(base).get("__annotations__", {})
     return {name: getattr(written[name], "__forward_arg__", written[name]) for name in names}
+
+
+def type_name(kind: Any) -> str:
+    """Write a type as source code does, without the modules of its parts."""
+    name = kind.__name__ if isinstance(kind, type) else str(kind)
+    return re.sub(r"\b(collections\.abc|typing|modelexport\.options)\.", "", name)
 
 
 def table_row(*cells: str) -> str:

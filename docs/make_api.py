@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 import modelexport
-from generated import DOCS, attribute_docs, attribute_types, table_row, write
+from generated import DOCS, attribute_docs, attribute_types, table_row, type_name, write
 from modelexport import errors
 from modelexport.options import Option, options_of
 
@@ -170,13 +170,11 @@ _OPTIONS = "| option | type | default | |"
 
 def _option_row(option: Option) -> str:
     """The row of an option: its name and aliases, type, default and meaning."""
-    kind = option.type.__name__ if option.type in (str, bool) else str(option.type)
+    kind = type_name(option.type)
     default = {} if option.default is None and "dict" in kind else option.default
     names = ", ".join(f"`{name}`" for name in (option.name, *option.spelling.aliases))
-    plain = kind.replace("typing.", "").replace("collections.abc.", "")
-    plain = plain.replace("modelexport.options.", "")
     meaning = re.sub(r"<\w+>\S*\w", r"`\g<0>`", option.description)  # not to be taken for HTML
-    return table_row(names, f"`{plain}`", f"`{default!r}`", meaning)
+    return table_row(names, f"`{kind}`", f"`{default!r}`", meaning)
 
 
 def _rows(kind: type, skipped: set[str]) -> Iterator[tuple[str, str, str]]:

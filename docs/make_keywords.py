@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from generated import DOCS, write
+from generated import DOCS, type_name, write
 from modelexport.options import MODEL_KEYWORDS, SOURCE_KEYWORDS, Option
 
 HEAD = '''"""Keyword types of the functions that export, written by docs/make_keywords.py."""
@@ -53,9 +53,8 @@ def _typed_dict(name: str, bases: str, owner: str, options: Iterable[Option]) ->
 
 def _keyword_type(option: Option) -> str:
     """Return the type that a caller may pass, which is wider than that of the record."""
-    name = option.type.__name__ if option.type in (str, bool) else str(option.type)
-    name = re.sub(r"(collections\.abc|typing|modelexport\.options)\.", "", name)
-    name = re.sub(r"\btuple\[(\w+), \.\.\.\]", r"Sequence[\1]", name).replace("dict[", "Mapping[")
+    name = re.sub(r"\btuple\[(\w+), \.\.\.\]", r"Sequence[\1]", type_name(option.type))
+    name = name.replace("dict[", "Mapping[")
     if option.spelling.is_path:
         return name.replace("str", "StrPath")
     if option.spelling.single is not None:
