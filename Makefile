@@ -24,6 +24,7 @@ lint: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/make_api.py
+	$(BIN)/python docs/make_keywords.py
 	$(BIN)/python docs/make_map.py
 	$(BIN)/python docs/make_schemas.py
 	$(BIN)/python docs/make_strategies.py

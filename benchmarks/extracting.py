@@ -19,7 +19,7 @@ import onnx.utils
 from benchmarks.generated import BLOCK, BLOCKS_A_STAGE, write_graph
 from benchmarks.reading import peak_kib, timed
 from benchmarks.table import Row, against, growth, size
-from modelexport.extraction.extract import extract, list_extractable
+from modelexport.extraction.extract import extract, list_modules
 from modelexport.extraction.partition import partition
 
 SIZES = (10_000, 100_000)
@@ -89,7 +89,7 @@ def rows() -> Iterator[Row]:
                 yield against(what, "the same with its checks off", worst.unchecked, worst.ours)
         yield growth("extract a block of the middle", "nodes", middle, AIM_GROWTH)
         for name, work in (
-            ("extract --list", list_extractable),
+            ("extract --list", list_modules),
             ("partition of the encoder", _take_apart),
         ):
             times = {}

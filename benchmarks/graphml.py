@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from benchmarks.generated import write_graph
 from benchmarks.reading import peak_kib
 from benchmarks.table import Row, against, growth, size
-from modelexport.graphml.format import MODES, data_path, graphml_path
+from modelexport.graphml.format import PARAMETER_MODES, data_path, graphml_path
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import open_mapped
 
@@ -45,7 +45,7 @@ def work_once(work: str, path: Path, mode: str) -> None:
     print(time.perf_counter() - start, 1024 * (peak_kib() - before))
 
 
-def measure(work: str, path: Path, mode: str = MODES[0]) -> tuple[float, float]:
+def measure(work: str, path: Path, mode: str = PARAMETER_MODES[0]) -> tuple[float, float]:
     """Return the seconds and bytes of a process that writes or reads once."""
     command = [sys.executable, "-m", "benchmarks.graphml", work, str(path), mode]
     seconds, size = subprocess.run(
@@ -96,7 +96,7 @@ def rows() -> Iterator[Row]:
 
 def _with_weights(path: Path) -> Iterator[Row]:
     """Measure the memory that values of initializers add, in each mode."""
-    for mode in MODES:
+    for mode in PARAMETER_MODES:
         write_graph(path, SIZES[0], types=True)
         without = {work: measure(work, path, mode)[1] for work in WORKS}
         add_initializer(path)

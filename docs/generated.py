@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 
@@ -43,10 +45,16 @@ def attribute_docs(kind: type) -> dict[str, str]:
 def attribute_types(kind: type) -> dict[str, str]:
     """The types of the fields of a record, as its source says them."""
     names = getattr(kind, "__struct_fields__", getattr(kind, "_fields", ()))
-    return {
-        name: getattr(kind.__annotations__[name], "__forward_arg__", kind.__annotations__[name])
-        for name in names
-    }
+    written: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):  # fields may be inherited
+        written |= vars(base).get("__annotations__", {})
+    return {name: getattr(written[name], "__forward_arg__", written[name]) for name in names}
+
+
+def type_name(kind: Any) -> str:
+    """Write a type as source code does, without the modules of its parts."""
+    name = kind.__name__ if isinstance(kind, type) else str(kind)
+    return re.sub(r"\b(collections\.abc|typing|modelexport\.options)\.", "", name)
 
 
 def table_row(*cells: str) -> str:

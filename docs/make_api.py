@@ -1,4 +1,4 @@
-"""Writes api.md: the public names with their signatures and docstrings, and the records that they give.
+"""Write api.md: the public names with their signatures and docstrings, options and records.
 
 python docs/make_api.py
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-import sys
-import typing
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,29 +16,53 @@ from typing import Any
 import msgspec
 
 import modelexport
-from generated import DOCS, attribute_docs, attribute_types, table_row, write
+from generated import DOCS, attribute_docs, attribute_types, table_row, type_name, write
 from modelexport import errors
+from modelexport.options import Option, options_of
 
 GROUPS = {
     "Export": [
         "export_model",
+        "export_source",
         "HierarchyExporter",
         "UnifiedExporter",
         "ExportReport",
         "export_batch",
+        "BatchJob",
         "JobResult",
     ],
+    "Options": ["ExportOptions", "SourceOptions", "CallOptions"],
     "Read": ["load", "TaggedModel", "analyze", "validate", "compare", "strip"],
-    "Work by module": ["extract", "partition", "extract_module_subgraph", "verify"],
+    "Work by module": [
+        "list_modules",
+        "extract",
+        "partition",
+        "extract_module_subgraph",
+        "verify",
+    ],
     "GraphML": ["export_graphml", "import_onnx"],
-    "Strategies": ["ExportStrategy", "recommend_strategy", "Strategy", "register_strategy"],
-    "Errors": ["ModelExportError", "FallbackWarning", "ExtractionWarning"],
+    "Strategies": [
+        "ExportStrategy",
+        "recommend_strategy",
+        "Strategy",
+        "register_strategy",
+        "Evidence",
+        "Facts",
+        "Graph",
+        "ModuleTree",
+        "Site",
+        "Attribution",
+        "Method",
+    ],
 }
+EVIDENCE = ("SCOPE", "PARAMETER", "PARAMETER_IN_USE", "DATAFLOW", "AGREEMENT", "ROOT", "FULL_CHAIN")
+KEYWORDS = ("ModelKeywords", "SourceKeywords")
 HEAD = """# API
 
-All public names of `modelexport`, written from their docstrings by `make docs`. Importing the package is light: torch
-is loaded by the first name that needs it. `load`, `analyze`, `validate`, `compare`, `strip`, `extract`, `partition`,
-`extract_module_subgraph`, `export_graphml` and `import_onnx` never load it. A path may be a `str` or a `Path`.
+All public names of `modelexport`, written from their docstrings by `make docs`. Importing the
+package is light: torch is loaded by the first name that needs it. `load`, `analyze`, `validate`,
+`compare`, `strip`, `list_modules`, `extract`, `partition`, `extract_module_subgraph`,
+`export_graphml` and `import_onnx` never load it. A path may be a `str` or a `Path`.
 """
 
 
@@ -48,19 +71,43 @@ def pages() -> dict[Path, str]:
 
 
 def _lines() -> Iterator[str]:
-    ungrouped = set(modelexport.__all__) - {name for names in GROUPS.values() for name in names}
-    if ungrouped:
-        raise ValueError(f"GROUPS does not say where to put {', '.join(sorted(ungrouped))}")
     for title, names in GROUPS.items():
         yield f"## {title}\n"
         for name in names:
             yield from _described(name, getattr(modelexport, name))
-    yield "### All errors\n"
+    yield from _evidence()
+    yield "## Errors\n"
     yield f"```\n{inspect.cleandoc(errors.__doc__ or '').partition(chr(10))[2].strip()}\n```\n"
+    known = {name for names in (*GROUPS.values(), EVIDENCE, KEYWORDS) for name in names}
+    rest = [name for name in modelexport.__all__ if name not in known]
+    is_error = [name for name in rest if issubclass(getattr(modelexport, name), Exception)]
+    for name in sorted(is_error, key=list(vars(errors)).index):
+        yield from _described(name, getattr(modelexport, name))
     yield "## Records\n"
-    yield "What the functions return is made of these. They cannot be changed; `msgspec.json.encode` writes JSON.\n"
-    for record in sorted(_records(), key=lambda record: record.__name__):
-        yield from _described(record.__name__, record)
+    yield (
+        "What the functions return is made of these. They cannot be changed; "
+        "`msgspec.json.encode` writes JSON.\n"
+    )
+    for name in rest:
+        if name not in is_error:
+            yield from _described(name, getattr(modelexport, name))
+    yield "## Keyword types\n"
+    yield "For functions of your own that pass options on, as `**options: Unpack[ModelKeywords]`.\n"
+    for name in KEYWORDS:
+        yield f"### {name}\n\n{getattr(modelexport, name).__doc__}\n"
+
+
+def _evidence() -> Iterator[str]:
+    """The values that a strategy's chain may be made of."""
+    for name in EVIDENCE:
+        value = getattr(modelexport, name)
+        yield f"### {name}\n"
+        if isinstance(value, tuple):
+            members = [one for one in EVIDENCE if getattr(modelexport, one) in value]
+            yield f"The chain of `fx` and `htp`: {', '.join(f'`{one}`' for one in members)}.\n"
+        else:
+            summary = inspect.cleandoc(value.find.__doc__ or "").partition("\n\n")[0]
+            yield f"Evidence `{value.method}`. {' '.join(summary.split())}\n"
 
 
 def _described(name: str, thing: Any) -> Iterator[str]:
@@ -76,27 +123,65 @@ def _described(name: str, thing: Any) -> Iterator[str]:
         and "__init__" in vars(thing)
     ):
         yield f"```\n{_signature(name, thing.__init__)}\n```\n"
-    yield inspect.cleandoc(thing.__doc__ or "") + "\n"
+    yield _markdown(thing.__doc__ or "") + "\n"
     if isinstance(thing, type):
         yield from _members(thing)
+
+
+_SECTION = re.compile(r"(Args|Returns|Yields|Raises|Warns):")
+
+
+def _markdown(docstring: str) -> str:
+    """A docstring in Google style as Markdown, with the entries of its sections as lists."""
+    lines: list[str] = []
+    section = ""
+    for line in inspect.cleandoc(docstring).splitlines():
+        if _SECTION.fullmatch(line):
+            section = line.removesuffix(":")
+            lines += [f"**{section}**", ""]
+        elif section and line.startswith("        ") and lines[-1]:
+            lines[-1] += f" {line.strip()}"
+        elif section in ("Args", "Raises", "Warns") and line:
+            name, _, meaning = line.strip().partition(": ")
+            lines.append(f"- `{name}`: {meaning}")
+        else:
+            lines.append(line.strip() if section else line)
+    return "\n".join(lines)
 
 
 def _members(kind: type) -> Iterator[str]:
     if issubclass(kind, enum.Enum):
         yield "".join(f"- `{member.name}` = `{member.value!r}`\n" for member in kind)
         return
-    rows = [table_row(f"`{name}`", f"`{told}`", meaning) for name, told, meaning in _rows(kind)]
+    options = options_of(kind) if issubclass(kind, msgspec.Struct) else ()
+    if options:
+        yield "\n".join([_OPTIONS, "|---|---|---|---|", *map(_option_row, options)]) + "\n"
+    names = {option.name for option in options}
+    rows = [table_row(f"`{row[0]}`", f"`{row[1]}`", row[2]) for row in _rows(kind, names)]
     if rows:
         yield "\n".join(["| | type | |", "|---|---|---|", *rows]) + "\n"
     for name, value in vars(kind).items():
         if inspect.isfunction(value) and value.__doc__ and not name.startswith("_"):
-            yield f"```\n{_signature(name, value)}\n```\n\n{inspect.cleandoc(value.__doc__)}\n"
+            yield f"```\n{_signature(name, value)}\n```\n\n{_markdown(value.__doc__)}\n"
 
 
-def _rows(kind: type) -> Iterator[tuple[str, str, str]]:
+_OPTIONS = "| option | type | default | |"
+
+
+def _option_row(option: Option) -> str:
+    """The row of an option: its name and aliases, type, default and meaning."""
+    kind = type_name(option.type)
+    default = {} if option.default is None and "dict" in kind else option.default
+    names = ", ".join(f"`{name}`" for name in (option.name, *option.spelling.aliases))
+    meaning = re.sub(r"<\w+>\S*\w", r"`\g<0>`", option.description)  # not to be taken for HTML
+    return table_row(names, f"`{kind}`", f"`{default!r}`", meaning)
+
+
+def _rows(kind: type, skipped: set[str]) -> Iterator[tuple[str, str, str]]:
     """Fields and properties of a class: name, type, meaning."""
-    for name, told in attribute_types(kind).items():
-        yield name, told, attribute_docs(kind).get(name, "")
+    for name, annotation in attribute_types(kind).items():
+        if name not in skipped:
+            yield name, annotation, attribute_docs(kind).get(name, "")
     for name, value in vars(kind).items():
         getter = _getter(value)
         if getter is not None and not name.startswith("_"):
@@ -138,46 +223,6 @@ class _Default:
 
 def _plain(value: object) -> object:
     return value if value is inspect.Parameter.empty else _Default(value)
-
-
-def _records() -> set[type]:
-    """All records of the package that the public names lead to, and are not public themselves."""
-    public = [getattr(modelexport, name) for name in modelexport.__all__]
-    seen: set[Any] = set()
-    pending = [kind for thing in public for kind in _mentioned(thing)]
-    while pending:
-        kind = pending.pop()
-        if kind not in seen and kind not in public:
-            seen.add(kind)
-            pending += _mentioned(kind)
-    return seen
-
-
-def _mentioned(thing: Any) -> set[type]:
-    """The records in what a function returns, or in the attributes of a class."""
-    if not isinstance(thing, type):
-        return _in_hint(_hints(thing).get("return"))
-    hints = [_hints(thing).get(name) for name in attribute_types(thing)]
-    for value in vars(thing).values():
-        getter = _getter(value) or value
-        if inspect.isfunction(getter):
-            hints.append(_hints(getter).get("return"))
-    return {kind for hint in hints for kind in _in_hint(hint)}
-
-
-def _hints(thing: Any) -> dict[str, Any]:
-    return typing.get_type_hints(thing, vars(sys.modules[thing.__module__]))
-
-
-def _in_hint(hint: Any) -> set[type]:
-    if isinstance(hint, type) and not typing.get_args(hint):
-        ours = hint.__module__.startswith("modelexport")
-        return (
-            {hint}
-            if ours and (issubclass(hint, msgspec.Struct | enum.Enum) or hasattr(hint, "_fields"))
-            else set()
-        )
-    return {kind for part in typing.get_args(hint) for kind in _in_hint(part)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes docs/schemas/, a JSON Schema for each kind of JSON that is read or written, and the tables of formats.md.
+"""Write docs/schemas/, a JSON Schema for each kind of JSON, and the tables of formats.md.
 
 python docs/make_schemas.py
 """
@@ -18,6 +18,7 @@ from modelexport.analysis.validate import Validation
 from modelexport.batch.jobs import BatchJob, JobsFile
 from modelexport.batch.results import JobResult
 from modelexport.modules.record import ModuleRecord, NodeTag
+from modelexport.options import SourceOptions, options_of
 from modelexport.source.input_specs import InputSpec
 from modelexport.tagged.records import (
     FORMAT,
@@ -27,7 +28,6 @@ from modelexport.tagged.records import (
     ModelRecord,
     NodeRecord,
     Sidecar,
-    SourceOptions,
     Statistics,
     TensorInfo,
     TensorRecord,
@@ -62,7 +62,7 @@ SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "job-result": (JobResult, "A line that modelexport batch writes for each job", {}),
     "input-specs": (dict[str, InputSpec], "The file of --input-specs", {}),
 }
-"""The record behind each, what it is, and what the schema says of a property beyond what the record says."""
+"""By name: the record, a title, and what the schema says of properties beyond the record."""
 
 
 TABLES = (
@@ -73,27 +73,28 @@ TABLES = (
 
 
 def pages() -> dict[Path, str]:
-    found = {
-        DOCS / "schemas" / f"{name}.schema.json": _schema(*told) for name, told in SCHEMAS.items()
+    schemas = {
+        DOCS / "schemas" / f"{name}.schema.json": _schema(*entry) for name, entry in SCHEMAS.items()
     }
     page = DOCS / "formats.md"
     text = page.read_text()
     for record in TABLES:
         text = between_marks(text, record.__name__, _table(record))
-    return {**found, page: text}
+    return {**schemas, page: text}
 
 
 def _table(record: type) -> str:
     described = msgspec.json.schema(record)["$defs"][record.__name__]["properties"]
-    told = attribute_docs(record)
-    fields = [(one.encode_name, told.get(one.name, "")) for one in msgspec.structs.fields(record)]
+    docs = {option.name: option.description for option in options_of(record)}
+    docs |= attribute_docs(record)
+    fields = [(one.encode_name, docs.get(one.name, "")) for one in msgspec.structs.fields(record)]
     rows = [table_row(f"`{name}`", _type(described[name]), meaning) for name, meaning in fields]
     about = " ".join((record.__doc__ or "").split())
     return "\n".join([about, "", "| field | type | |", "|---|---|---|", *rows])
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """What a value is, in words."""
+    """Name the type of a value in words."""
     if "anyOf" in schema:
         return " or ".join(map(_type, schema["anyOf"]))
     if "$ref" in schema:
@@ -111,26 +112,37 @@ def _schema(record: Any, title: str, properties: dict[str, Any]) -> str:
         schema["$defs"] |= _jobs(schema["$defs"]["JobsFile"]["properties"])
     if properties:
         described = schema["$defs"][record.__name__]
-        for name, told in properties.items():
-            described["properties"][name] = {**described["properties"].get(name, {}), **told}
+        for name, facts in properties.items():
+            described["properties"][name] = {**described["properties"].get(name, {}), **facts}
         described["required"] = list(dict.fromkeys([*properties, *described["required"]]))
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
 
 def _jobs(properties: dict[str, Any]) -> dict[str, Any]:
-    """Says what the jobs of a list are, and its defaults. A job needs no model, for the defaults may have it."""
+    """Describe the jobs of a list and its defaults, which may have the model that a job needs."""
     job = msgspec.json.schema(BatchJob)["$defs"]["BatchJob"]
     del job["required"]
+    for name, meaning in attribute_docs(BatchJob).items():
+        job["properties"][name]["description"] = meaning
+    for option in options_of(BatchJob):
+        described = job["properties"][option.name]
+        if option.spelling.single is not None:  # a value of the mapping may stand for the mapping
+            value = described.pop("additionalProperties")
+            kinds = [{"type": described.pop("type"), "additionalProperties": value}, value]
+            described["anyOf"] = kinds
+        for alias in option.spelling.aliases:
+            meaning = f"Another name of {option.name}. {option.description}"
+            job["properties"][alias] = {**described, "description": meaning}
     shared = {
-        name: told for name, told in job["properties"].items() if name not in ("name", "output")
+        name: facts for name, facts in job["properties"].items() if name not in ("name", "output")
     }
     properties["jobs"] |= {"items": {"$ref": "#/$defs/BatchJob"}, "minItems": 1}
     properties["defaults"] = {"$ref": "#/$defs/Defaults"}
-    described = "What the jobs share; a job's own word goes before it."
+    meaning = "Options that the jobs share; a job's own option overrides them."
     return {
         "BatchJob": job,
-        "Defaults": {**job, "title": "Defaults", "description": described, "properties": shared},
+        "Defaults": {**job, "title": "Defaults", "description": meaning, "properties": shared},
     }
 
 

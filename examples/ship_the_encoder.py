@@ -1,4 +1,4 @@
-"""Ship one part of a model: the encoder of an encoder-decoder, cut out of the exported file and run alone.
+"""Ship one part of a model: the encoder of an encoder-decoder, extracted and run alone.
 
     python examples/ship_the_encoder.py [FOLDER]
 
@@ -32,11 +32,10 @@ def main(folder: Path) -> None:
         model, {"input_ids": tokens, "decoder_input_ids": tokens[:, :4]}, folder / "t5.onnx"
     )
 
-    piece = modelexport.extract(folder / "t5.onnx", "encoder", folder / "encoder.onnx")
-    print(
-        f"encoder.onnx: {piece.record.nodes} nodes, {sizes(folder, 'encoder.onnx')} of {sizes(folder, 't5.onnx')} bytes"
-    )
-    print(f"  takes {', '.join(value.name for value in piece.record.inputs)}")
+    record = modelexport.extract(folder / "t5.onnx", "encoder", folder / "encoder.onnx").record
+    size, whole = sizes(folder, "encoder.onnx"), sizes(folder, "t5.onnx")
+    print(f"encoder.onnx: {record.nodes} nodes, {size} of {whole} bytes")
+    print(f"  takes {', '.join(value.name for value in record.inputs)}")
 
     session = onnxruntime.InferenceSession(
         folder / "encoder.onnx", providers=["CPUExecutionProvider"]
@@ -47,16 +46,16 @@ def main(folder: Path) -> None:
     print(f"  against PyTorch's encoder: off by {np.abs(hidden - expected).max():.1e}")
     assert np.allclose(hidden, expected, atol=1e-4)
 
-    # The same file taken apart: each piece can run on another machine, and nothing changes in the last bit.
+    # The same file as several models, which could run on several machines: bit for bit the same.
     values = {"input_ids": tokens.numpy(), "decoder_input_ids": tokens[:, :4].numpy()}
     for part in modelexport.partition(folder / "t5.onnx"):
-        ready = onnxruntime.InferenceSession(
+        session = onnxruntime.InferenceSession(
             part.model.SerializeToString(), providers=["CPUExecutionProvider"]
         )
-        given = ready.run(None, {value.name: values[value.name] for value in part.record.inputs})
-        values.update(zip((value.name for value in part.record.outputs), given, strict=True))
+        results = session.run(None, {one.name: values[one.name] for one in part.record.inputs})
+        values.update(zip((one.name for one in part.record.outputs), results, strict=True))
         print(f"  {part.record.module or '(its own work)'}: {part.record.nodes} nodes")
-    print(f"  all pieces: {values['last_hidden_state'].shape}")
+    print(f"  all together: {values['last_hidden_state'].shape}")
 
 
 def sizes(folder: Path, name: str) -> int:

@@ -1,4 +1,4 @@
-"""A small model with what makes a map difficult: fused modules, a reused block, shared values, one that never runs.
+"""A small model that is hard to map: fused, reused, shared and unused modules.
 
 modelexport export examples/small_vision.py:make_model vision.onnx
 """
@@ -44,7 +44,7 @@ class Head(nn.Module):
         self.spare = nn.Linear(width, 2)
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        x = F.linear(x, self.lookup.weight)  # reads its weight, and does not run it
+        x = F.linear(x, self.lookup.weight)  # uses the parameter of a module that does not run
         return self.classes((x * weight).sum(1))
 
 
@@ -57,10 +57,9 @@ class SmallVision(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.stem(image)
-        places = torch.arange(x.shape[1], dtype=x.dtype)
-        weight = torch.sigmoid(x.mean(-1) - places)[
-            :, :, None
-        ]  # nobody's in particular: the blocks and the head read it
+        positions = torch.arange(x.shape[1], dtype=x.dtype)
+        # The root computes this value; the blocks and the head consume it.
+        weight = torch.sigmoid(x.mean(-1) - positions)[:, :, None]
         for _ in range(2):
             x = self.block(x, weight)
         return self.head(x, weight)

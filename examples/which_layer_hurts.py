@@ -1,4 +1,4 @@
-"""Which layer does a conversion hurt? A small BERT in int8 and in float16, module by module against PyTorch.
+"""Which layer does a conversion hurt? A small BERT in int8 and float16 against PyTorch.
 
     python examples/which_layer_hurts.py [FOLDER]
 
@@ -24,9 +24,8 @@ import modelexport
 
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
-    logging.getLogger().setLevel(
-        logging.ERROR
-    )  # the quantizer recommends a preprocessing that renames tensors
+    # The quantizer recommends a preprocessing that renames values.
+    logging.getLogger().setLevel(logging.ERROR)
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=100,
@@ -36,9 +35,7 @@ def main(folder: Path) -> None:
         intermediate_size=128,
     )
     model = BertModel(config).eval()
-    with (
-        torch.no_grad()
-    ):  # one layer with an outlier, which eight bits for all its weights do badly
+    with torch.no_grad():  # an outlier, which one scale for a whole int8 tensor represents badly
         model.encoder.layer[1].output.dense.weight[0, 0] = 30.0
     inputs = {
         "input_ids": torch.arange(12).reshape(1, 12),
@@ -57,7 +54,7 @@ def main(folder: Path) -> None:
     for name in ("int8.onnx", "float16.onnx"):
         result = modelexport.verify(model, inputs, folder / name, atol=1e-2, rtol=1e-2)
         print(f"{name}: {'agrees' if result.agrees else f'differs first in {result.first}'}")
-        worst = {found.module: found for found in result.modules if found.module in result.causes}
+        worst = {one.module: one for one in result.modules if one.module in result.causes}
         for cause in result.causes[:3]:
             print(f"  {cause}: off by {worst[cause].own_abs:.3f} on PyTorch's own inputs")
 

@@ -22,8 +22,8 @@ from modelexport.graphml.format import (
     FORMAT_VERSION,
     GRAPH_KEYS,
     GRAPHML,
-    MODES,
     NODE_KEYS,
+    PARAMETER_MODES,
     checksum,
 )
 from modelexport.modules.record import NodeTag
@@ -296,7 +296,7 @@ def graphml(draw: Draw) -> bytes:
         "model",
         onnx.ModelProto(graph=onnx.GraphProto(name="g"), ir_version=10).SerializeToString(),
     )
-    mode = draw(st.sampled_from(MODES))
+    mode = draw(st.sampled_from(PARAMETER_MODES))
     card += _data(
         "n",
         format_version=FORMAT_VERSION,

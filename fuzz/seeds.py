@@ -16,7 +16,7 @@ import modelexport
 from graphml.handmade import HANDMADE, model, value
 from modelexport.attribution.module_records import HierarchyMap, tagged_chunks
 from modelexport.graph.flat import flatten
-from modelexport.graphml.format import MODES
+from modelexport.graphml.format import PARAMETER_MODES
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.tagged.records import ExportRecord, ModelRecord, encode_sidecar
 from modelexport.tagged.tables import complete_sidecar, consumer_tags, tags_of_node
@@ -185,7 +185,7 @@ def drawn(files: Files, mode: str) -> Files:
 def drawings() -> tuple[Seed, ...]:
     """GraphML of a few models, with weights kept in each of the ways."""
     small = [models()[number].files for number in (0, 1, 2)]
-    found = [drawn(files, mode) for files in (*small, apart()) for mode in MODES]
+    found = [drawn(files, mode) for files in (*small, apart()) for mode in PARAMETER_MODES]
     for name in ("odd_types", "many_outputs"):
         found.append(drawn(Files({MODEL: HANDMADE[name]().SerializeToString()}), "sidecar"))
     return tuple(Seed(files, GRAPHML) for files in found)

@@ -32,8 +32,8 @@ from fuzz.seeds import GRAPHML, MODEL, MODULES, SIDECAR, Files, Seed
 from modelexport.batch.jobs import read_jobs
 from modelexport.batch.results import JobResult, ResultsFile
 from modelexport.errors import FormatError, ModelExportError
-from modelexport.extraction.extract import list_extractable
-from modelexport.graphml.format import MODES
+from modelexport.extraction.extract import list_modules
+from modelexport.graphml.format import PARAMETER_MODES
 from modelexport.tagged.records import METADATA_KEY, decode_embedded, encode_embedded, text_digest
 
 Damage = Callable[[Draw, bytes], bytes]
@@ -140,7 +140,9 @@ def _take_apart(folder: Path, out: Path) -> None:
 
 
 def _there_and_back(folder: Path, out: Path) -> None:
-    mode = MODES[_choice(folder / MODEL, 2)]  # a reference would have to lie beside the model
+    mode = PARAMETER_MODES[
+        _choice(folder / MODEL, 2)
+    ]  # a reference would have to lie beside the model
     made = modelexport.export_graphml(folder / MODEL, out / GRAPHML, parameters=mode)
     modelexport.import_onnx(made.graphml, out / "back.onnx")
 
@@ -181,7 +183,7 @@ _ON_MODELS: dict[str, Reader] = {
     "extract": _extract,
     "extract some": _extract_some,
     "take apart": _take_apart,
-    "extract --list": lambda folder, out: list_extractable(folder / MODEL),
+    "extract --list": lambda folder, out: list_modules(folder / MODEL),
     "graphml": _there_and_back,
     "command": _reading_command,
 }

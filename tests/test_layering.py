@@ -18,6 +18,9 @@ SOURCE = Path(modelexport.__file__).parent
 ROOMS = [
     "errors",
     "garbage",
+    "exporters",
+    "options",
+    "keywords",
     "modules",
     "graph",
     "onnx_file",
@@ -29,15 +32,16 @@ ROOMS = [
     "extraction",
     "graphml",
     "verification",
-    "outputs",
+    "checks",
+    "request",
     "source",
     "pipeline",
-    "job",
+    "source_export",
     "batch",
     "cli",
 ]
 """Each room may import from itself and from those before it."""
-TORCH_ROOMS = {"capture", "source", "pipeline", "verification"}
+TORCH_ROOMS = {"capture", "request", "source", "pipeline", "verification"}
 HEAVY = ("torch", "transformers", "onnxruntime")
 
 pytestmark = pytest.mark.must

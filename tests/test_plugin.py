@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package as pip installs it; built from a copy, since building leaves files behind."""
+    """A folder with the package as pip installs it, built from a copy: building leaves files."""
     folder = tmp_path_factory.mktemp("plugin")
     shutil.copytree(PACKAGE, folder / "source")
     flags = [

@@ -2,37 +2,119 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
+import torch
+from click.testing import CliRunner
+from modelexport.graphml.dialect import PARAMETER_MODES
 
 import modelexport
+from modelexport import errors
+from modelexport.cli.main import main
+from modelexport.options import PARAMETER_MODES
 
 pytestmark = pytest.mark.sanity
 
 PUBLIC = {
+    "AGREEMENT",
+    "DATAFLOW",
+    "FULL_CHAIN",
+    "PARAMETER",
+    "PARAMETER_IN_USE",
+    "ROOT",
+    "SCOPE",
+    "Analysis",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "Attribution",
+    "BatchJob",
+    "Blame",
+    "Call",
+    "CallLog",
+    "CallOptions",
+    "Comparison",
+    "DataFile",
+    "EmbeddedMap",
+    "Evidence",
+    "ExportError",
+    "ExportOptions",
+    "ExportRecord",
     "ExportReport",
     "ExportStrategy",
+    "ExtractableModule",
+    "Extraction",
+    "ExtractionRecord",
     "ExtractionWarning",
+    "Facts",
     "FallbackWarning",
+    "FileError",
+    "FileFacts",
+    "FileSide",
+    "Finding",
+    "FormatError",
+    "Graph",
+    "GraphmlFiles",
+    "GraphmlWarning",
     "HierarchyExporter",
+    "Imported",
     "JobResult",
+    "MapInEffect",
+    "Method",
     "ModelExportError",
+    "ModelKeywords",
+    "ModelRecord",
+    "ModelRunError",
+    "ModuleChange",
+    "ModuleFacts",
+    "ModuleParity",
+    "ModuleRecord",
+    "ModuleSubgraph",
+    "ModuleTree",
+    "Node",
+    "NodeChange",
+    "NodeFacts",
+    "NodeRecord",
+    "NodeTag",
+    "Outcome",
+    "Repair",
+    "Sidecar",
+    "Site",
+    "SourceError",
+    "SourceKeywords",
+    "SourceOptions",
+    "Statistics",
     "Strategy",
+    "TagChanges",
     "TaggedModel",
+    "TensorInfo",
+    "TensorParity",
+    "TensorRecord",
+    "Totals",
+    "Trace",
     "UnifiedExporter",
+    "UnknownOptionError",
+    "Validation",
+    "Verification",
+    "WeightChanges",
     "analyze",
     "compare",
     "export_batch",
     "export_graphml",
     "export_model",
-    "import_onnx",
+    "export_source",
     "extract",
-    "partition",
     "extract_module_subgraph",
+    "import_onnx",
+    "list_modules",
     "load",
+    "partition",
     "recommend_strategy",
     "register_strategy",
     "strip",
@@ -70,28 +152,204 @@ def test_strategies_are_values_and_strings() -> None:
     assert modelexport.ExportStrategy.HTP == "htp"
 
 
+def test_type_checkers_see_the_same_names() -> None:
+    """The names imported for type checkers, those imported on first use, and `__all__` agree."""
+    tree = ast.parse(Path(modelexport.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imported = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == modelexport._SOURCES
+    errors = {name for name in PUBLIC if name.endswith(("Error", "Warning"))}
+    assert set(imported) | errors == PUBLIC
+
+
+def _mentioned(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type) and not get_args(hint):
+        yield hint
+    for part in get_args(hint):
+        yield from _mentioned(part)
+
+
+def _received(thing: Any) -> Iterator[type]:
+    """The classes of ours in what a function returns, or in the fields of a record."""
+    hints = get_type_hints(thing)
+    if not isinstance(thing, type):
+        hints = {"return": hints.get("return")}
+    for hint in hints.values():
+        yield from (one for one in _mentioned(hint) if one.__module__.startswith("modelexport"))
+
+
+def test_everything_a_caller_can_receive_is_public() -> None:
+    things = [getattr(modelexport, name) for name in sorted(PUBLIC)]
+    callers = [thing for thing in things if isinstance(thing, type) or callable(thing)]
+    missing = {
+        kind.__name__ for thing in callers for kind in _received(thing) if kind not in things
+    }
+    assert missing == set()
+
+
+def test_every_error_and_warning_is_public() -> None:
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert defined <= PUBLIC
+    assert all(f"{name} " in (errors.__doc__ or "") for name in defined), "the tree is complete"
+
+
+KEYWORDS = {
+    "exporter",
+    "fallback",
+    "opset_version",
+    "input_names",
+    "output_names",
+    "dynamic_shapes",
+    "torch_nn_exceptions",
+    "include",
+    "exclude",
+    "max_depth",
+    "clean",
+    "scrub",
+    "with_graphml",
+    "graphml_output",
+    "graphml_parameters",
+    "with_report",
+    "temp_dir",
+    "external_data",
+    "jit_graph",
+    "fx_graph",
+    "source",
+    "inputs_from",
+    "source_options",
+    "seed",
+    "on_step",
+}
+
+
 def test_signature_of_export_model() -> None:
-    names = list(inspect.signature(modelexport.export_model).parameters)
-    assert names[:6] == [
-        "model",
-        "example_inputs",
-        "output_path",
-        "strategy",
-        "optimize",
-        "verbose",
+    signature = inspect.signature(modelexport.export_model)
+    first = ["model", "example_inputs", "output_path", "strategy", "optimize", "verbose"]
+    assert list(signature.parameters) == [*first, "options"]
+    assert set(get_type_hints(modelexport.ModelKeywords)) == KEYWORDS
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("torch_nn_exception", "did you mean torch_nn_exceptions?"),
+        ("opset", "did you mean opset_version?"),
+        ("task", "use export_source"),
+        ("qqq", "known: clean, "),
+    ],
+)
+def test_an_unknown_option_is_refused_with_a_suggestion(name: str, hint: str) -> None:
+    options: Any = {name: None}
+    calls: list[Callable[[], object]] = [
+        lambda: modelexport.export_model(torch.nn.Linear(1, 1), torch.ones(1), "m.onnx", **options),
+        lambda: modelexport.HierarchyExporter(**options),
     ]
-    assert {
-        "exporter",
-        "opset_version",
-        "input_names",
-        "output_names",
-        "dynamic_shapes",
-        "torch_nn_exceptions",
-        "include",
-        "exclude",
-        "max_depth",
-        "clean",
-        "with_report",
-        "temp_dir",
-        "external_data",
-    } <= set(names)
+    for call in calls:
+        with pytest.raises(modelexport.UnknownOptionError, match=f"no option {name!r}") as caught:
+            call()
+        assert hint in str(caught.value)
+        assert isinstance(caught.value, TypeError | modelexport.ArgumentError)
+
+
+def test_export_source_refuses_values_of_the_wrong_type() -> None:
+    options: Any = {"input_shapes": {"x": "1,128"}}
+    with pytest.raises(modelexport.ArgumentTypeError, match="input_shapes"):
+        modelexport.export_source("some/model", "m.onnx", **options)
+
+
+def test_export_source_refuses_unknown_options() -> None:
+    options: Any = {"input_tex": "hello"}
+    with pytest.raises(modelexport.UnknownOptionError, match="did you mean input_text"):
+        modelexport.export_source("some/model", "m.onnx", **options)
+
+
+def test_an_option_has_one_value() -> None:
+    options: Any = {"torch_nn": "all", "torch_nn_exceptions": "none"}
+    with pytest.raises(modelexport.ArgumentError, match="torch_nn_exceptions is given twice"):
+        modelexport.HierarchyExporter(**options)
+
+
+def test_options_of_an_exporter_can_be_overridden_by_another_name(tmp_path: Path) -> None:
+    exporter = modelexport.HierarchyExporter(strategy="htp", torch_nn_exceptions="none")
+    options: Any = {"torch_nn": "all"}
+    report = exporter.export(torch.nn.Linear(1, 1), torch.ones(1), tmp_path / "m.onnx", **options)
+    assert report.strategy == "htp"
+
+
+def test_graphml_has_the_same_parameter_modes() -> None:
+    assert PARAMETER_MODES == PARAMETER_MODES
+
+
+FACTORY = """
+import torch
+
+def make_model():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.ones(1, 4)
+"""
+
+
+def test_export_source_does_what_the_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    steps: list[str] = []
+    report = modelexport.export_source(
+        "made.py:make_model",
+        tmp_path / "a.onnx",
+        strategy="htp",
+        torch_nn_exceptions=["Linear", "Conv9d"],
+        input_shapes=(2, 4),
+        on_step=steps.append,
+    )
+    command = ["export", "made.py:make_model", "b.onnx", "--strategy", "htp"]
+    command += ["--torch-nn", "Linear,Conv9d", "--input-shape", "2,4"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    first, second = modelexport.load("a.onnx"), modelexport.load("b.onnx")
+    assert first.tags == second.tags
+    assert first.sidecar is not None
+    assert second.sidecar is not None
+    assert first.sidecar.export == second.sidecar.export
+    recorded = first.sidecar.export.source_options
+    assert recorded == modelexport.SourceOptions(input_shapes={"": (2, 4)})
+    assert report.notes == ("torch_nn names Conv9d, but no module matches it",)
+    assert steps[0] == "load torch and the model"
+    listed = modelexport.list_modules("a.onnx")
+    assert [module.module for module in listed] == ["", "0", "1"]
+
+
+READERS = ("load", "analyze", "validate", "strip", "extract", "partition", "list_modules")
+
+
+def test_one_name_for_one_thing() -> None:
+    for name in (*READERS, "export_graphml", "import_onnx"):
+        parameters = list(inspect.signature(getattr(modelexport, name)).parameters)
+        assert parameters[0] == "path", name
+        assert not {"output", "target", "out"} & set(parameters), name
+    assert list(inspect.signature(modelexport.verify).parameters)[2] == "path"
+
+
+def test_earlier_keywords_still_work(tmp_path: Path) -> None:
+    model, inputs = torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.ones(1, 4)
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(model, inputs, path, strategy="htp")
+    m: Any = modelexport
+    assert m.analyze(onnx=path).totals.nodes == m.analyze(path).totals.nodes
+    assert m.validate(onnx=path).valid
+    assert m.strip(source=path, target=tmp_path / "base.onnx") == tmp_path / "base.onnx"
+    assert m.extract(onnx_model=path, module="0", output=tmp_path / "0.onnx").record.module == "0"
+    assert list(m.partition(onnx_model=path))
+    files = m.export_graphml(onnx=path)
+    m.import_onnx(graphml=files.graphml, output_path=tmp_path / "again.onnx")
+    assert m.verify(model, inputs, onnx_path=path).agrees
+    with pytest.raises(TypeError, match="multiple values"):
+        m.analyze(path, onnx=path)

@@ -1,4 +1,4 @@
-"""The pages and schemas that scripts write are up to date and true, and messages that pages quote are in the source."""
+"""Generated pages and schemas are up to date and true, and quoted messages are in the source."""
 
 from __future__ import annotations
 

@@ -1,77 +1,242 @@
-"""Export any PyTorch model to ONNX with every node mapped to the nn.Module that made it."""
+"""Export any PyTorch model to ONNX with every node mapped to the nn.Module that made it.
+
+Everything that a caller can pass, receive or catch is importable from here. A name is imported from
+its home on first use, so that importing the package stays light and reading never needs torch.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from modelexport.errors import ExtractionWarning, FallbackWarning, ModelExportError
+from modelexport.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ExportError,
+    ExtractionWarning,
+    FallbackWarning,
+    FileError,
+    FormatError,
+    GraphmlWarning,
+    ModelExportError,
+    ModelRunError,
+    SourceError,
+    UnknownOptionError,
+)
 
 if TYPE_CHECKING:
-    from modelexport.analysis.analyze import analyze
-    from modelexport.analysis.compare import compare
-    from modelexport.analysis.subgraph import extract_module_subgraph
-    from modelexport.analysis.validate import validate
-    from modelexport.attribution.strategies import ExportStrategy, Strategy, register_strategy
+    from modelexport.analysis.analyze import (
+        Analysis,
+        DataFile,
+        FileFacts,
+        ModuleFacts,
+        NodeFacts,
+        Totals,
+        analyze,
+    )
+    from modelexport.analysis.compare import (
+        Comparison,
+        FileSide,
+        ModuleChange,
+        NodeChange,
+        TagChanges,
+        WeightChanges,
+        compare,
+    )
+    from modelexport.analysis.findings import Finding
+    from modelexport.analysis.repair import Repair
+    from modelexport.analysis.subgraph import ModuleSubgraph, extract_module_subgraph
+    from modelexport.analysis.validate import Validation, validate
+    from modelexport.attribution.evidence import Attribution, Evidence, Facts
+    from modelexport.attribution.strategies import (
+        AGREEMENT,
+        DATAFLOW,
+        FULL_CHAIN,
+        PARAMETER,
+        PARAMETER_IN_USE,
+        ROOT,
+        SCOPE,
+        ExportStrategy,
+        Strategy,
+        register_strategy,
+    )
+    from modelexport.batch.jobs import BatchJob
     from modelexport.batch.results import JobResult
     from modelexport.batch.run import export_batch
-    from modelexport.extraction.extract import extract
+    from modelexport.capture.calls import Call, CallLog
+    from modelexport.capture.trace import Site, Trace
+    from modelexport.extraction.extract import ExtractableModule, Extraction, extract, list_modules
     from modelexport.extraction.partition import partition
-    from modelexport.graphml.import_onnx import import_onnx
-    from modelexport.graphml.write import export_graphml
-    from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
+    from modelexport.graph.flat import Graph, Node
+    from modelexport.graphml.import_onnx import Imported, import_onnx
+    from modelexport.graphml.write import GraphmlFiles, export_graphml
+    from modelexport.keywords import ModelKeywords, SourceKeywords
+    from modelexport.modules.record import Method, ModuleRecord, NodeTag
+    from modelexport.modules.tree import ModuleTree
+    from modelexport.options import CallOptions, ExportOptions, SourceOptions
+    from modelexport.pipeline import HierarchyExporter, export_model
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
     from modelexport.report import ExportReport
-    from modelexport.tagged.model import TaggedModel, load
+    from modelexport.request import recommend_strategy
+    from modelexport.source_export import export_source
+    from modelexport.tagged.model import MapInEffect, TaggedModel, load
+    from modelexport.tagged.records import (
+        EmbeddedMap,
+        ExportRecord,
+        ExtractionRecord,
+        ModelRecord,
+        NodeRecord,
+        Sidecar,
+        Statistics,
+        TensorInfo,
+        TensorRecord,
+    )
     from modelexport.tagged.strip import strip
+    from modelexport.verification.records import (
+        Blame,
+        ModuleParity,
+        Outcome,
+        TensorParity,
+        Verification,
+    )
     from modelexport.verification.verify import verify
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "analyze": ("modelexport.analysis.analyze", "analyze"),
-    "compare": ("modelexport.analysis.compare", "compare"),
-    "extract_module_subgraph": ("modelexport.analysis.subgraph", "extract_module_subgraph"),
-    "validate": ("modelexport.analysis.validate", "validate"),
-    "JobResult": ("modelexport.batch.results", "JobResult"),
-    "export_batch": ("modelexport.batch.run", "export_batch"),
-    "export_graphml": ("modelexport.graphml.write", "export_graphml"),
-    "import_onnx": ("modelexport.graphml.import_onnx", "import_onnx"),
-    "verify": ("modelexport.verification.verify", "verify"),
-    "extract": ("modelexport.extraction.extract", "extract"),
-    "partition": ("modelexport.extraction.partition", "partition"),
-    "ExportStrategy": ("modelexport.attribution.strategies", "ExportStrategy"),
-    "Strategy": ("modelexport.attribution.strategies", "Strategy"),
-    "register_strategy": ("modelexport.attribution.strategies", "register_strategy"),
-    "HierarchyExporter": ("modelexport.pipeline", "HierarchyExporter"),
-    "UnifiedExporter": ("modelexport.pipeline", "HierarchyExporter"),
-    "export_model": ("modelexport.pipeline", "export_model"),
-    "recommend_strategy": ("modelexport.pipeline", "recommend_strategy"),
-    "ExportReport": ("modelexport.report", "ExportReport"),
-    "TaggedModel": ("modelexport.tagged.model", "TaggedModel"),
-    "load": ("modelexport.tagged.model", "load"),
-    "strip": ("modelexport.tagged.strip", "strip"),
+    "analysis.analyze": "Analysis DataFile FileFacts ModuleFacts NodeFacts Totals analyze",
+    "analysis.compare": (
+        "Comparison FileSide ModuleChange NodeChange TagChanges WeightChanges compare"
+    ),
+    "analysis.findings": "Finding",
+    "analysis.repair": "Repair",
+    "analysis.subgraph": "ModuleSubgraph extract_module_subgraph",
+    "analysis.validate": "Validation validate",
+    "attribution.evidence": "Attribution Evidence Facts",
+    "attribution.strategies": (
+        "AGREEMENT DATAFLOW FULL_CHAIN PARAMETER PARAMETER_IN_USE ROOT SCOPE "
+        "ExportStrategy Strategy register_strategy"
+    ),
+    "batch.jobs": "BatchJob",
+    "batch.results": "JobResult",
+    "batch.run": "export_batch",
+    "capture.calls": "Call CallLog",
+    "capture.trace": "Site Trace",
+    "extraction.extract": "ExtractableModule Extraction extract list_modules",
+    "extraction.partition": "partition",
+    "graph.flat": "Graph Node",
+    "graphml.import_onnx": "Imported import_onnx",
+    "graphml.write": "GraphmlFiles export_graphml",
+    "keywords": "ModelKeywords SourceKeywords",
+    "modules.record": "Method ModuleRecord NodeTag",
+    "modules.tree": "ModuleTree",
+    "options": "CallOptions ExportOptions SourceOptions",
+    "pipeline": "HierarchyExporter UnifiedExporter=HierarchyExporter export_model",
+    "report": "ExportReport",
+    "request": "recommend_strategy",
+    "source_export": "export_source",
+    "tagged.model": "MapInEffect TaggedModel load",
+    "tagged.records": (
+        "EmbeddedMap ExportRecord ExtractionRecord ModelRecord NodeRecord Sidecar "
+        "Statistics TensorInfo TensorRecord"
+    ),
+    "tagged.strip": "strip",
+    "verification.records": "Blame ModuleParity Outcome TensorParity Verification",
+    "verification.verify": "verify",
 }
+"""The public names by the module that defines them; `new=old` where the module has another name."""
 
 __all__ = [
+    "AGREEMENT",
+    "DATAFLOW",
+    "FULL_CHAIN",
+    "PARAMETER",
+    "PARAMETER_IN_USE",
+    "ROOT",
+    "SCOPE",
+    "Analysis",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "Attribution",
+    "BatchJob",
+    "Blame",
+    "Call",
+    "CallLog",
+    "CallOptions",
+    "Comparison",
+    "DataFile",
+    "EmbeddedMap",
+    "Evidence",
+    "ExportError",
+    "ExportOptions",
+    "ExportRecord",
     "ExportReport",
     "ExportStrategy",
+    "ExtractableModule",
+    "Extraction",
+    "ExtractionRecord",
     "ExtractionWarning",
+    "Facts",
     "FallbackWarning",
+    "FileError",
+    "FileFacts",
+    "FileSide",
+    "Finding",
+    "FormatError",
+    "Graph",
+    "GraphmlFiles",
+    "GraphmlWarning",
     "HierarchyExporter",
+    "Imported",
     "JobResult",
+    "MapInEffect",
+    "Method",
     "ModelExportError",
+    "ModelKeywords",
+    "ModelRecord",
+    "ModelRunError",
+    "ModuleChange",
+    "ModuleFacts",
+    "ModuleParity",
+    "ModuleRecord",
+    "ModuleSubgraph",
+    "ModuleTree",
+    "Node",
+    "NodeChange",
+    "NodeFacts",
+    "NodeRecord",
+    "NodeTag",
+    "Outcome",
+    "Repair",
+    "Sidecar",
+    "Site",
+    "SourceError",
+    "SourceKeywords",
+    "SourceOptions",
+    "Statistics",
     "Strategy",
+    "TagChanges",
     "TaggedModel",
+    "TensorInfo",
+    "TensorParity",
+    "TensorRecord",
+    "Totals",
+    "Trace",
     "UnifiedExporter",
+    "UnknownOptionError",
+    "Validation",
+    "Verification",
+    "WeightChanges",
     "analyze",
     "compare",
     "export_batch",
     "export_graphml",
     "export_model",
+    "export_source",
     "extract",
     "extract_module_subgraph",
     "import_onnx",
+    "list_modules",
     "load",
     "partition",
     "recommend_strategy",
@@ -82,11 +247,18 @@ __all__ = [
 ]
 
 
+_SOURCES = {
+    public: (f"modelexport.{home}", name or public)
+    for home, names in _HOMES.items()
+    for public, _, name in (entry.partition("=") for entry in names.split())
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home on first use, so that importing the package stays light."""
-    if name not in _HOMES:
+    """Import a public name from its home on first use."""
+    if name not in _SOURCES:
         raise AttributeError(f"module 'modelexport' has no attribute {name!r}")
-    home, attribute = _HOMES[name]
+    home, attribute = _SOURCES[name]
     return getattr(importlib.import_module(home), attribute)
 
 

@@ -1,4 +1,4 @@
-"""`python -m modelexport`: the command line."""
+"""Run the command line as `python -m modelexport`."""
 
 from modelexport.cli.main import main
 

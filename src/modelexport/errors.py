@@ -1,29 +1,32 @@
-"""Errors and warnings of the package, and the words that messages share."""
+"""Errors and warnings of the package, and the wording that messages share.
+
+Exception
+└── ModelExportError              every error that the package raises on purpose
+    ├── ArgumentError             also a ValueError: an argument has a value that cannot work
+    │   └── UnknownOptionError    also a TypeError: there is no option of this name
+    ├── ArgumentTypeError         also a TypeError: an argument has the wrong type
+    ├── SourceError               also a ValueError: the model or its inputs cannot be loaded
+    ├── FileError                 also an OSError: a file cannot be read or written
+    ├── FormatError               also a ValueError: a file does not have the expected content
+    └── ExportError               also a RuntimeError: torch cannot export the model
+        └── ModelRunError         the model does not run on the example inputs
+
+UserWarning
+├── FallbackWarning               auto used torchscript, because dynamo failed
+├── GraphmlWarning                the model was exported, but not its GraphML
+└── ExtractionWarning             an extracted model lacks outputs that its module returned
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-def first_line(error: BaseException) -> str:
-    """What an error says in its first line; its kind where it says nothing."""
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
-
-
-def describe_type(value: object) -> str:
-    """Name the type of a value with its article, as in "an int" and "a str"."""
-    name = type(value).__name__
-    vowel = name.lower().startswith(("a", "e", "i", "o", "nd"))  # an ndarray, but a uint8
-    return f"{'an' if vowel else 'a'} {name}"
-
-
 class ModelExportError(Exception):
-    """Base of every error here.
+    """Base class of all errors of the package.
 
-    `message` says what happened, `hint` what to do next, `details` has further lines; `exit_code` is what the command
-    line returns.
+    `message` says what is wrong, `hint` what to do next, `details` has further lines; `exit_code`
+    is what the command line returns.
     """
 
     exit_code = 2
@@ -38,7 +41,7 @@ class ModelExportError(Exception):
 
     @property
     def headline(self) -> str:
-        """The message with its hint, in one line."""
+        """The message and its hint, in one line."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __str__(self) -> str:
@@ -49,12 +52,16 @@ class ArgumentError(ModelExportError, ValueError):
     """An argument has a value that cannot work."""
 
 
+class UnknownOptionError(ArgumentError, TypeError):
+    """There is no option of this name; the hint has the nearest one."""
+
+
 class ArgumentTypeError(ModelExportError, TypeError):
-    """An argument is of the wrong kind."""
+    """An argument has the wrong type."""
 
 
 class SourceError(ModelExportError, ValueError):
-    """The model or its example inputs cannot be had."""
+    """The model or its example inputs cannot be loaded."""
 
 
 class FileError(ModelExportError, OSError):
@@ -62,21 +69,24 @@ class FileError(ModelExportError, OSError):
 
 
 class FormatError(ModelExportError, ValueError):
-    """A file is not what it should be."""
+    """A file does not have the expected content."""
 
 
 class ExportError(ModelExportError, RuntimeError):
-    """torch could not export the model."""
+    """The exporter of torch cannot export the model."""
 
     exit_code = 3
 
 
 class ModelRunError(ExportError):
-    """The model itself does not run on the example inputs, with or without an export."""
+    """The model does not run on the example inputs, with or without an export."""
 
 
 class FallbackWarning(UserWarning):
-    """`auto` used the torchscript exporter because dynamo failed: branches and loops are fixed to the inputs."""
+    """`auto` used the torchscript exporter, because dynamo failed.
+
+    Branches and loops of the model are then fixed to the path that the example inputs took.
+    """
 
 
 class GraphmlWarning(UserWarning):
@@ -87,6 +97,41 @@ class ExtractionWarning(UserWarning):
     """The extracted model runs, but values that the module returned are not among its outputs."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type if it has none.
+
+    Args:
+        error: The error.
+
+    Returns:
+        One line that is not empty.
+    """
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
+
+
+def describe_type(value: object) -> str:
+    """Name the type of a value with its article, as in "an int" and "a str".
+
+    Args:
+        value: The value.
+
+    Returns:
+        The article and the name of the type.
+    """
+    name = type(value).__name__
+    vowel = name.lower().startswith(("a", "e", "i", "o", "nd"))  # an ndarray, but a uint8
+    return f"{'an' if vowel else 'a'} {name}"
+
+
 def plural(count: int, noun: str) -> str:
-    """Give a count with its noun, as in `1 node` and `1,200 nodes`."""
+    """Return a count with its noun, as in `1 node` and `1,200 nodes`.
+
+    Args:
+        count: The count.
+        noun: The noun in the singular; its plural ends in s.
+
+    Returns:
+        The count, with thousands separated, and the noun.
+    """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """No garbage collection while the block makes many small records that all stay alive.
+    """Pause garbage collection while the block creates many small records that all stay alive.
 
-    Each collection would walk everything that is alive, again and again as the records grow.
+    Each collection would walk every live object, again and again as the records grow.
     """
     was_enabled = gc.isenabled()
     gc.disable()

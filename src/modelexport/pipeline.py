@@ -1,78 +1,59 @@
-"""export_model(): from a live model to a tagged file and its sidecar, step by step."""
+"""export_model(): from a live model to a tagged file and its sidecar, step by step.
+
+The steps, in order: check the arguments, read the module tree, let torch write the baseline while
+its calls are recorded, attribute nodes to modules, build the map, write the files.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
-import torch
+import onnx
 from torch import nn
 from torch.export import ExportedProgram
 
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.module_records import HierarchyMap, build_map, tagged_chunks
-from modelexport.attribution.strategies import (
-    FX,
-    HTP,
-    ExportStrategy,
-    Strategy,
-    attribute,
-    check_exporter,
-    find_strategy,
-)
-from modelexport.capture import dynamo, torchscript
+from modelexport.attribution.strategies import ExportStrategy, Strategy, attribute
 from modelexport.capture.failure import explain_failure
-from modelexport.capture.inputs import ModelInputs, bind_inputs, check_model_runs, parse_inputs
-from modelexport.capture.model_state import (
-    EXPORT_LOCK,
-    check_has_weights,
-    exceeds_one_file,
-    unwrap_model,
-)
+from modelexport.capture.inputs import check_model_runs
+from modelexport.capture.model_state import EXPORT_LOCK
 from modelexport.capture.module_tree import read_module_tree, read_program_tree
 from modelexport.capture.torchscript import note_lines
-from modelexport.capture.trace import Baseline, TorchOptions
+from modelexport.capture.trace import Baseline
+from modelexport.checks import check_options, graph_files
 from modelexport.errors import (
-    ArgumentError,
-    ArgumentTypeError,
     ExportError,
-    FallbackWarning,
-    GraphmlWarning,
     ModelExportError,
-    describe_type,
     first_line,
 )
+from modelexport.exporters import Exporter
 from modelexport.garbage import pause_collector
 from modelexport.graph.flat import flatten
-from modelexport.graphml.format import MODES
 from modelexport.graphml.write import export_graphml
+from modelexport.keywords import ExporterKeywords, ModelKeywords, StrPath
 from modelexport.modules.tags import assign_tags, make_policy
 from modelexport.modules.tree import ModuleTree
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import Transaction, transaction, write_file
-from modelexport.onnx_file.model_file import StrPath, parse_model
-from modelexport.outputs import check_outputs
-from modelexport.report import ExportReport, Steps, markdown_page, report_path
-from modelexport.tagged.records import (
-    ExportRecord,
-    ModelRecord,
-    SourceOptions,
-    encode_sidecar,
-    sidecar_path,
+from modelexport.onnx_file.model_file import parse_model
+from modelexport.options import (
+    MODEL_KEYWORDS,
+    CallOptions,
+    ExportOptions,
+    resolve_names,
 )
-from modelexport.tagged.strip import check_no_graph_text, scrub_bytes
+from modelexport.report import ExportReport, Steps, markdown_page, report_path, warn_of_failures
+from modelexport.request import ExportRequest, check_request
+from modelexport.tagged.records import ExportRecord, ModelRecord, encode_sidecar, sidecar_path
+from modelexport.tagged.strip import scrub_bytes
 from modelexport.tagged.tables import tensor_infos
-
-_EXPORTERS: dict[str, Callable[..., Baseline]] = {
-    "dynamo": dynamo.export,
-    "torchscript": torchscript.export,
-}
-_OPSETS = {"dynamo": (7, 25), "torchscript": (7, 20)}
 
 
 def export_model(
@@ -82,326 +63,196 @@ def export_model(
     strategy: str = ExportStrategy.AUTO,
     optimize: bool = True,
     verbose: bool = False,
-    *,
-    exporter: str | None = None,
-    fallback: bool = True,
-    opset_version: int | None = None,
-    input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None,
-    dynamic_shapes: Any = None,
-    torch_nn_exceptions: Sequence[str] | str | None = None,
-    include: Sequence[str] | str | None = None,
-    exclude: Sequence[str] | str | None = None,
-    max_depth: int | None = None,
-    clean: bool = False,
-    scrub: bool = False,
-    with_graphml: bool = False,
-    graphml_output: StrPath | None = None,
-    graphml_parameters: str = MODES[0],
-    with_report: bool = False,
-    temp_dir: StrPath | None = None,
-    external_data: bool | None = None,
-    jit_graph: StrPath | None = None,
-    fx_graph: StrPath | None = None,
-    source: str | None = None,
-    inputs_from: str | None = None,
-    source_options: SourceOptions | None = None,
-    seed: int | None = None,
-    on_step: Callable[[str], None] | None = None,
+    **options: Unpack[ModelKeywords],
 ) -> ExportReport:
     """Export a model with torch's own exporter and map every node to the module that made it.
 
-    The graph is the one that `torch.onnx.export` writes. All files are complete or not there, and the model leaves as
-    it came. Raises a ModelExportError with a hint when it cannot.
+    The graph is the one that `torch.onnx.export` writes. All files are written or none, and the
+    model is left unchanged.
 
-    - `model`: a module, or a program of `torch.export`, which has its inputs in it: pass None for them.
-    - `example_inputs`: a tensor, a tuple of positional inputs or a dict of keyword inputs; or both kinds, as
-      `(a, {"b": b})` or `((a,), {"b": b})`.
-    - `output_path`: a name that ends in `.onnx`; the sidecar and a data file get names after it.
-    - `strategy`: `auto`, `fx`, `htp`, `usage_based` or a registered one; `exporter` overrides its exporter.
-    - `fallback`: let `auto` go on with torchscript where dynamo fails, which a FallbackWarning says.
-    - `optimize`, `opset_version`, `dynamic_shapes`, `input_names`, `output_names`: as torch's exporter takes them.
-      Without names, inputs given by keyword and outputs of a mapping are called by their keys.
-    - `external_data`: weights beside the file or inside it; None leaves it to the exporter and the size.
-    - `torch_nn_exceptions`, `include`, `exclude`, `max_depth`: which modules have a tag of their own (tags.md).
-    - `clean`: leave the map out of the file; only the sidecar has it.
-    - `scrub`: take torch's own metadata out, which tells paths and source lines of the machine that exports.
-    - `with_report`: also a page for people. `with_graphml`, or a `graphml_output`: also a GraphML, with its weights
-      as `graphml_parameters` says; if that fails there is a GraphmlWarning, and the export stands.
-    - `jit_graph`, `fx_graph`: also write the exporter's own graph to this file, if it has such a one.
-    - `verbose`: let torch print. `on_step` is told the name of each step when it begins. `temp_dir` is for the files
-      before they are complete; without it that is the output's folder.
-    - `source`, `inputs_from`, `source_options`, `seed`: are recorded as they are, for `verify`.
+    Args:
+        model: A module, or a program of `torch.export`.
+        example_inputs: A tensor, a tuple of positional inputs or a dict of keyword inputs; or both
+            kinds, as `(a, {"b": b})` or `((a,), {"b": b})`. None for a program, which has its own.
+        output_path: A name that ends in `.onnx`; the sidecar and a data file are named after it.
+        strategy: `auto`, `fx`, `htp`, `usage_based` or a registered one.
+        optimize: Let the exporter optimise the graph.
+        verbose: Let torch print.
+        **options: The fields of `ExportOptions` that do not say how to load a model, and those of
+            `CallOptions`.
+
+    Returns:
+        The report: what was used, what was written, and the whole map.
+
+    Raises:
+        UnknownOptionError: There is no option of this name.
+        ArgumentError: A value cannot work.
+        ArgumentTypeError: A value has the wrong type.
+        ExportError: torch cannot export the model.
+        ModelExportError: Any other error, such as a file that cannot be written.
+
+    Warns:
+        FallbackWarning: `auto` used torchscript, because dynamo failed.
+        GraphmlWarning: The model was exported, but its GraphML could not be written.
     """
-    target, graphml = check_outputs(
-        output_path,
-        with_graphml=with_graphml,
-        graphml_output=graphml_output,
-        graphml_parameters=graphml_parameters,
-        with_report=with_report,
-        graph_files=(jit_graph, fx_graph),
-    )
-    check_no_graph_text(scrub, jit_graph, fx_graph)
-    module = _check_model(model)
-    inputs = _check_inputs(module, example_inputs)
-    policy = make_policy(torch_nn_exceptions, include, exclude, max_depth)
-    options = TorchOptions(
-        optimize=optimize,
-        opset_version=opset_version,
-        input_names=_check_names(input_names, "input_names"),
-        output_names=_check_names(output_names, "output_names"),
-        dynamic_shapes=dynamic_shapes,
-        external_data=external_data,
-        verbose=verbose,
-        with_graph_text=jit_graph is not None or fx_graph is not None,
-    )
-    attempts = _attempts(strategy, exporter, fallback)
-    if external_data is False and isinstance(module, nn.Module) and exceeds_one_file(module):
-        raise ArgumentError(
-            "the weights do not fit into one file: the limit is 2 GiB",
-            hint="leave external_data out",
-        )
-    if isinstance(module, ExportedProgram):
-        attempts = _for_programs(attempts, dynamic_shapes)
-    _check_opset(opset_version, attempts[0][1])
-    steps = Steps(on_step)
-    with (
-        EXPORT_LOCK,
-        transaction(target.parent, None if temp_dir is None else Path(temp_dir)) as stage,
-    ):
-        with steps.step("read the module tree"):
-            tree = (
-                read_program_tree(module)
-                if isinstance(module, ExportedProgram)
-                else read_module_tree(module)
-            )
-            tags = assign_tags(tree, policy)
-        chosen, used, reason, baseline = _export_baseline(
-            module, tree, inputs, stage, target, options, attempts, steps
-        )
-        data = scrub_bytes(baseline.data) if scrub else baseline.data
-        if scrub and reason is not None:
-            reason = reason.partition(":")[
-                0
-            ]  # what torch says after the kind of its error may quote the model's code
-        with steps.step("attribute nodes to modules"), pause_collector():
-            proto = parse_model(data, target)
-            facts = Facts(flatten(proto), tree, baseline.trace)
-            attributions = attribute(chosen, facts)
-        with steps.step("build the map"), pause_collector():
-            model_record = ModelRecord(
-                tree[""].qualified_class,
-                source or tree[""].qualified_class,
-                target.name,
-                _opset(proto),
-                proto.ir_version,
-            )
-            export_record = ExportRecord(
-                strategy=chosen.name,
-                exporter=used,
-                requested=str(strategy),
-                fallback_reason=reason,
-                seed=seed,
-                inputs_from=inputs_from,
-                source_options=source_options,
-                inputs=tensor_infos(proto.graph.input),
-                outputs=tensor_infos(proto.graph.output),
-                dropped_outputs=baseline.dropped_outputs,
-                versions=_versions(),
-                scrubbed=scrub or msgspec.UNSET,
-            )
-            hierarchy = build_map(facts, tags, attributions, model_record, export_record)
-        with steps.step("write the files"), pause_collector():
-            model_file = _write(stage, target, data, baseline, hierarchy, clean)
-        report = ExportReport(
-            requested=str(strategy),
-            strategy=chosen.name,
-            exporter=used,
-            fallback_reason=reason,
-            onnx_path=target,
-            sidecar_path=sidecar_path(target),
-            data_paths=tuple(target.parent / name for name in sorted(baseline.files)),
-            hierarchy=hierarchy.sidecar,
-            timings=steps.timings,
-            notes=note_lines(baseline.tracer_notes, with_locations=not scrub),
-            report_path=report_path(target) if with_report else None,
-        )
-        if report.report_path is not None:
-            stage.place(
-                stage.write("report", [markdown_page(report).encode()]), report.report_path.name
-            )
-        stage.place(model_file, target.name)
-        stage.commit()
-    graph_file = {"torchscript": jit_graph, "dynamo": fx_graph}[used]
-    if graph_file is not None and baseline.graph_text is not None:
-        write_file(Path(graph_file), baseline.graph_text.encode())
-    if graphml is not None:
-        with steps.step("write the GraphML"):
-            report = _add_graphml(report, graphml, graphml_parameters)
-    if report.fallback_message is not None:
-        warnings.warn(report.fallback_message, FallbackWarning, stacklevel=2)
+    named = resolve_names(options, MODEL_KEYWORDS)
+    split = _split_options({"strategy": strategy, "optimize": optimize, **named})
+    report = export_with(model, example_inputs, output_path, *split, verbose)
+    warn_of_failures(report)
     return report
 
 
-def _add_graphml(report: ExportReport, graphml: Path, parameters: str) -> ExportReport:
-    try:
-        files = export_graphml(report.onnx_path, graphml, parameters=parameters)
-    except Exception as error:  # whatever it is, the model is exported
-        told = (
-            error.headline
-            if isinstance(error, ModelExportError)
-            else f"{type(error).__name__}: {first_line(error)}"
-        )
-        warnings.warn(f"the GraphML could not be written: {told}", GraphmlWarning, stacklevel=3)
-        return msgspec.structs.replace(report, graphml_error=told)
-    return msgspec.structs.replace(report, graphml_path=files.graphml, graphml_data_path=files.data)
+def _split_options(named: Mapping[str, Any]) -> tuple[ExportOptions, CallOptions]:
+    """Sort the keywords of `export_model` into their two records."""
+    further = {name: named[name] for name in CallOptions.__struct_fields__ if name in named}
+    rest = {name: value for name, value in named.items() if name not in further}
+    return ExportOptions(**rest), CallOptions(**further)
 
 
-def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:
-    """The strategy to use for a model, and the reason."""
-    model = _check_model(model)
-    if isinstance(model, torch.jit.ScriptModule):
-        return HTP.name, "it is compiled by torch.jit, which only the torchscript exporter takes"
-    if isinstance(model, ExportedProgram):
-        return FX.name, "it is a program of torch.export, which only the dynamo exporter takes"
-    return (
-        FX.name,
-        "the dynamo exporter records every node's module itself; auto falls back to htp where it fails",
+def export_with(
+    model: nn.Module | ExportedProgram,
+    example_inputs: Any,
+    output_path: StrPath,
+    options: ExportOptions,
+    call: CallOptions,
+    verbose: bool,
+) -> ExportReport:
+    """Export a model with options in their records, without a warning.
+
+    Args:
+        model: A module, or a program of `torch.export`.
+        example_inputs: The example inputs, as `export_model` takes them.
+        output_path: The path of the file to write.
+        options: The options; those that say how to load a model have no effect.
+        call: The further keywords of `export_model`.
+        verbose: Let torch print.
+
+    Returns:
+        The report.
+
+    Raises:
+        ModelExportError: As `export_model` does.
+    """
+    request = check_request(model, example_inputs, output_path, options, call, verbose)
+    target, steps = request.paths.onnx, Steps(call.on_step)
+    temp_dir = None if options.temp_dir is None else Path(options.temp_dir)
+    with EXPORT_LOCK, transaction(target.parent, temp_dir) as stage:
+        with steps.step("read the module tree"):
+            tree, tags = _read_modules(request)
+        exported = _export_baseline(request, tree, stage, steps)
+        with steps.step("attribute nodes to modules"), pause_collector():
+            proto = parse_model(exported.data, target)
+            facts = Facts(flatten(proto), tree, exported.baseline.trace)
+            attributions = attribute(exported.strategy, facts)
+        with steps.step("build the map"), pause_collector():
+            records = _make_records(request, tree, exported, proto)
+            hierarchy = build_map(facts, tags, attributions, *records)
+        with steps.step("write the files"), pause_collector():
+            model_file = _write_files(stage, request, exported, hierarchy)
+        report = _make_report(request, exported, hierarchy, steps)
+        if report.report_path is not None:
+            page = stage.write("report", [markdown_page(report).encode()])
+            stage.place(page, report.report_path.name)
+        # The model is placed last, so that no program sees it without the files it refers to.
+        stage.place(model_file, target.name)
+        stage.commit()
+    report = _write_graph_text(report, request, exported)
+    if request.paths.graphml is not None:
+        with steps.step("write the GraphML"):
+            report = _write_graphml(report, request.paths.graphml, options.graphml_parameters)
+    return report
+
+
+class _Exported(msgspec.Struct, frozen=True):
+    """The baseline that torch wrote, and how."""
+
+    strategy: Strategy
+    exporter: Exporter
+    reason: str | None
+    """Why an earlier attempt failed."""
+    baseline: Baseline
+    data: wire.Buffer
+    """The bytes of the model, scrubbed if that is wanted."""
+
+
+def _read_modules(request: ExportRequest) -> tuple[ModuleTree, dict[str, str | None]]:
+    """Read the module tree and derive the tag of every module."""
+    model, options = request.model, request.options
+    read = read_program_tree if isinstance(model, ExportedProgram) else read_module_tree
+    tree = read(model)  # type: ignore[arg-type]  # the test above chose the function
+    policy = make_policy(
+        options.torch_nn_exceptions, options.include, options.exclude, options.max_depth
     )
-
-
-def _check_inputs(model: nn.Module | ExportedProgram, example_inputs: Any) -> ModelInputs:
-    if not isinstance(model, ExportedProgram):
-        return bind_inputs(model, parse_inputs(example_inputs))
-    if example_inputs is not None:
-        raise ArgumentError("a program has its own inputs", hint="pass None as example_inputs")
-    return ModelInputs((), {})
-
-
-def _for_programs(
-    attempts: list[tuple[Strategy, str]], dynamic_shapes: Any
-) -> list[tuple[Strategy, str]]:
-    """Of the attempts those that take a program of torch.export."""
-    if dynamic_shapes is not None:
-        raise ArgumentError(
-            "a program's shapes are fixed", hint="choose the dynamic ones in torch.export.export"
-        )
-    able = [attempt for attempt in attempts if attempt[1] == "dynamo"]
-    if not able:
-        raise ArgumentError(
-            "only the dynamo exporter takes a program", hint="use strategy fx or auto"
-        )
-    return able
-
-
-def _check_model(model: object) -> nn.Module | ExportedProgram:
-    if not isinstance(model, nn.Module | ExportedProgram):
-        raise ArgumentTypeError(
-            f"the model is {describe_type(model)}, not a torch.nn.Module",
-            hint="pass the model object itself; a class needs to be called, a path needs to be loaded first",
-        )
-    check_has_weights(model)
-    return unwrap_model(model) if isinstance(model, nn.Module) else model
-
-
-def _check_names(names: Sequence[str] | None, argument: str) -> list[str] | None:
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ArgumentTypeError(
-            f"{argument} must be a list of names", hint='for example ["input_ids"]'
-        )
-    return list(names)
-
-
-def _check_opset(opset_version: object, exporter: str) -> None:
-    if opset_version is None:
-        return
-    if isinstance(opset_version, bool) or not isinstance(opset_version, int):
-        raise ArgumentTypeError(
-            f"opset_version is {describe_type(opset_version)}", hint="pass a whole number"
-        )
-    low, high = _OPSETS[exporter]
-    if not low <= opset_version <= high:
-        raise ArgumentError(
-            f"opset {opset_version} is out of range for the {exporter} exporter",
-            hint=f"it writes opset {low} to {high}",
-        )
-
-
-def _attempts(
-    strategy: str, exporter: str | None, fallback: bool = True
-) -> list[tuple[Strategy, str]]:
-    """The strategies to try in order, each with its exporter."""
-    check_exporter(exporter)
-    if strategy != ExportStrategy.AUTO:
-        chosen = find_strategy(strategy)
-        return [(chosen, exporter or chosen.exporter)]
-    both = [(candidate, candidate.exporter) for candidate in (FX, HTP)]
-    able = both if exporter is None else [attempt for attempt in both if attempt[1] == exporter]
-    return able if fallback else able[:1]
+    return tree, assign_tags(tree, policy)
 
 
 def _export_baseline(
-    model: nn.Module | ExportedProgram,
-    tree: ModuleTree,
-    inputs: ModelInputs,
-    stage: Transaction,
-    target: Path,
-    options: TorchOptions,
-    attempts: list[tuple[Strategy, str]],
-    steps: Steps,
-) -> tuple[Strategy, str, str | None, Baseline]:
-    """Let torch write the baseline, with the next strategy where the first one's exporter fails."""
+    request: ExportRequest, tree: ModuleTree, stage: Transaction, steps: Steps
+) -> _Exported:
+    """Let torch write the baseline, with the next attempt where an exporter fails."""
+    model, inputs = request.model, request.inputs
     failures: list[tuple[str, Exception]] = []
-    for strategy, exporter in attempts:
-        folder = stage.subfolder(exporter)
+    for strategy, exporter in request.attempts:
+        # Exporters need torch, so that `exporters.py` only names the module that runs each.
+        capture = importlib.import_module(exporter.capture)
+        path = stage.subfolder(exporter.name) / request.paths.onnx.name
         try:
-            with steps.step(f"export with torch ({exporter})"):
-                baseline = _EXPORTERS[exporter](model, tree, inputs, folder / target.name, options)
+            with steps.step(f"export with torch ({exporter.name})"):
+                baseline: Baseline = capture.export(
+                    model, tree, inputs, path, request.torch_options
+                )
         except (ModelExportError, MemoryError):
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
+            # An exporter's error is misleading where the model does not accept these inputs.
             if not failures and isinstance(model, nn.Module):
-                check_model_runs(
-                    model, inputs
-                )  # or is it the model itself that does not take these inputs?
-            failures.append((exporter, error))
+                check_model_runs(model, inputs)
+            failures.append((exporter.name, error))
         else:
-            reason = None if not failures else explain_failure(failures[0][1]).line
-            return strategy, exporter, reason, baseline
+            reason = explain_failure(failures[0][1]).line if failures else None
+            return _finish_baseline(request.options.scrub, strategy, exporter, reason, baseline)
     raise ExportError(
         "torch cannot export this model" + (" with either exporter" if len(failures) > 1 else ""),
         hint="verbose=True or -v shows what torch printed",
-        details=[
-            line for exporter, error in failures for line in explain_failure(error).lines(exporter)
-        ],
+        details=[line for name, error in failures for line in explain_failure(error).lines(name)],
     ) from failures[0][1]
 
 
-def _write(
-    stage: Transaction,
-    target: Path,
-    data: wire.Buffer,
-    baseline: Baseline,
-    hierarchy: HierarchyMap,
-    clean: bool,
-) -> Path:
-    """Write everything; the model is put into position last, so that a reader never sees it without its parts."""
-    for name, path in sorted(baseline.files.items()):
-        stage.place(path, name)
-    stage.place(
-        stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)]), sidecar_path(target).name
-    )
-    return stage.write("model", [data] if clean else tagged_chunks(data, hierarchy))
+def _finish_baseline(
+    scrub: bool, strategy: Strategy, exporter: Exporter, reason: str | None, baseline: Baseline
+) -> _Exported:
+    """Take out what identifies the exporting machine, if that is wanted."""
+    if not scrub:
+        return _Exported(strategy, exporter, reason, baseline, baseline.data)
+    # After the kind of its error, torch may quote the model's code.
+    kind = None if reason is None else reason.partition(":")[0]
+    return _Exported(strategy, exporter, kind, baseline, scrub_bytes(baseline.data))
 
 
-def _opset(proto: Any) -> int:
-    return next(
-        (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0
+def _make_records(
+    request: ExportRequest, tree: ModuleTree, exported: _Exported, proto: onnx.ModelProto
+) -> tuple[ModelRecord, ExportRecord]:
+    """Describe the model and the export, as the file and the sidecar record them."""
+    call, root = request.call, tree[""].qualified_class
+    opset = next((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), 0)
+    model = ModelRecord(root, call.source or root, request.paths.onnx.name, opset, proto.ir_version)
+    export = ExportRecord(
+        strategy=exported.strategy.name,
+        exporter=exported.exporter.name,
+        requested=str(request.options.strategy),
+        fallback_reason=exported.reason,
+        seed=call.seed,
+        inputs_from=call.inputs_from,
+        source_options=call.source_options,
+        inputs=tensor_infos(proto.graph.input),
+        outputs=tensor_infos(proto.graph.output),
+        dropped_outputs=exported.baseline.dropped_outputs,
+        versions=_versions(),
+        scrubbed=request.options.scrub or msgspec.UNSET,
     )
+    return model, export
 
 
 @functools.cache
@@ -410,31 +261,96 @@ def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-class HierarchyExporter:
-    """`export_model` with its options given once; strategies and tags that cannot work are refused here."""
+def _write_files(
+    stage: Transaction, request: ExportRequest, exported: _Exported, hierarchy: HierarchyMap
+) -> Path:
+    """Place the data files and the sidecar, and write the model for a later step to place."""
+    for name, path in sorted(exported.baseline.files.items()):
+        stage.place(path, name)
+    sidecar = stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)])
+    stage.place(sidecar, sidecar_path(request.paths.onnx).name)
+    data = exported.data
+    return stage.write("model", [data] if request.options.clean else tagged_chunks(data, hierarchy))
 
-    def __init__(self, strategy: str = ExportStrategy.AUTO, **options: Any) -> None:
+
+def _make_report(
+    request: ExportRequest, exported: _Exported, hierarchy: HierarchyMap, steps: Steps
+) -> ExportReport:
+    target, options = request.paths.onnx, request.options
+    return ExportReport(
+        requested=str(options.strategy),
+        strategy=exported.strategy.name,
+        exporter=exported.exporter.name,
+        fallback_reason=exported.reason,
+        onnx_path=target,
+        sidecar_path=sidecar_path(target),
+        data_paths=tuple(target.parent / name for name in sorted(exported.baseline.files)),
+        hierarchy=hierarchy.sidecar,
+        timings=steps.timings,
+        notes=note_lines(exported.baseline.tracer_notes, with_locations=not options.scrub),
+        report_path=report_path(target) if options.with_report else None,
+    )
+
+
+def _write_graph_text(
+    report: ExportReport, request: ExportRequest, exported: _Exported
+) -> ExportReport:
+    """Write the exporter's own graph, if a file for it is named and the exporter has one."""
+    path = graph_files(request.options).get(exported.exporter.graph_option)
+    if path is None or exported.baseline.graph_text is None:
+        return report
+    write_file(Path(path), exported.baseline.graph_text.encode())
+    return msgspec.structs.replace(report, graph_path=Path(path))
+
+
+def _write_graphml(report: ExportReport, graphml: Path, parameters: str) -> ExportReport:
+    """Write the GraphML; a failure is in the report, since the model is exported already."""
+    try:
+        files = export_graphml(report.onnx_path, graphml, parameters=parameters)
+    except Exception as error:
+        message = f"{type(error).__name__}: {first_line(error)}"
+        if isinstance(error, ModelExportError):
+            message = error.headline
+        return msgspec.structs.replace(report, graphml_error=message)
+    return msgspec.structs.replace(report, graphml_path=files.graphml, graphml_data_path=files.data)
+
+
+class HierarchyExporter:
+    """`export_model` with its options given once, and checked at once."""
+
+    def __init__(
+        self,
+        strategy: str = ExportStrategy.AUTO,
+        optimize: bool = True,
+        verbose: bool = False,
+        **options: Unpack[ModelKeywords],
+    ) -> None:
+        named = resolve_names(options, MODEL_KEYWORDS)
         self.strategy = strategy
-        self.options = options
-        make_policy(
-            *(
-                options.get(name)
-                for name in ("torch_nn_exceptions", "include", "exclude", "max_depth")
-            )
-        )
-        _attempts(strategy, options.get("exporter"))
+        self.options = {**named, "optimize": optimize, "verbose": verbose}
+        check_options(_split_options({**named, "strategy": strategy})[0])
 
     def export(
         self,
         model: nn.Module | ExportedProgram,
         example_inputs: Any,
         output_path: StrPath,
-        **options: Any,
+        **options: Unpack[ExporterKeywords],
     ) -> ExportReport:
-        """Export one model; options given here win over those of the exporter."""
-        return export_model(
-            model,
-            example_inputs,
-            output_path,
-            **{"strategy": self.strategy, **self.options, **options},
-        )
+        """Export one model.
+
+        Args:
+            model: A module, or a program of `torch.export`.
+            example_inputs: The example inputs, as `export_model` takes them.
+            output_path: The path of the file to write.
+            **options: Options of `export_model`, which override those of the exporter.
+
+        Returns:
+            The report.
+
+        Raises:
+            ModelExportError: As `export_model` does.
+        """
+        given = resolve_names(options, MODEL_KEYWORDS, also=("verbose",))
+        merged = {"strategy": self.strategy, **self.options, **given}
+        return export_model(model, example_inputs, output_path, **merged)

@@ -1,9 +1,10 @@
-"""The record of one export, and the same as a Markdown page."""
+"""The report of one export: a record, its JSON form, its warnings, and a Markdown page."""
 
 from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,68 +14,82 @@ from typing import Any
 import msgspec
 
 from modelexport.analysis.outline import outline, shortened
+from modelexport.errors import FallbackWarning, GraphmlWarning
+from modelexport.exporters import AUTO_EXPORTERS
 from modelexport.modules.record import ModuleRecord
 from modelexport.tagged.records import Sidecar, TensorInfo
 
 
 class ExportReport(msgspec.Struct, frozen=True):
-    """What an export did. As JSON it is read with `report["summary"]`, `["files"]`, `["statistics"]`, `["timings"]`."""
+    """What an export did: the strategy and exporter used, the files written, and the map.
+
+    It can also be read as JSON: `report["summary"]`, `["files"]`, `["statistics"]`, `["timings"]`.
+    """
 
     requested: str
     """The strategy that was asked for."""
     strategy: str
     """The strategy that was used."""
     exporter: str
-    """`dynamo` or `torchscript`."""
+    """The exporter that wrote the graph."""
     fallback_reason: str | None
-    """Why dynamo could not, where `auto` went on with torchscript."""
+    """Why dynamo failed, where `auto` continued with torchscript."""
     onnx_path: Path
+    """The model."""
     sidecar_path: Path
+    """The map as JSON."""
     data_paths: tuple[Path, ...]
-    """The files with the weights, where they are not inside the model."""
+    """The files with the data of initializers, where it is not inside the model."""
     hierarchy: Sidecar
-    """The whole map, as the sidecar has it."""
+    """The whole map, as in the sidecar."""
     timings: dict[str, float]
     """Seconds by step."""
     notes: tuple[str, ...] = ()
-    """What torch's tracer warned of, a line each: values of the example inputs that the file keeps as constants."""
+    """A line for each warning of torch's tracer about a value that becomes a constant."""
     report_path: Path | None = None
     """The page of `with_report`."""
     graphml_path: Path | None = None
     """The GraphML, where one was asked for and written."""
     graphml_data_path: Path | None = None
-    """Its weights, where they are apart."""
+    """The data of its initializers, where it is in a file of its own."""
     graphml_error: str | None = None
     """Why the GraphML could not be written; the model is exported nevertheless."""
+    graph_path: Path | None = None
+    """The text form of the exporter's own graph, where one was asked for and written."""
 
     @property
     def nodes(self) -> int:
-        """How many nodes the file has."""
+        """The number of nodes in the file."""
         return self.hierarchy.statistics.nodes
 
     @property
     def coverage(self) -> float:
-        """The share of nodes that have a tag, counted on the nodes of the file."""
+        """The share of nodes that have a tag, from 0 to 1."""
         return self.hierarchy.statistics.coverage
 
     @property
     def fallback_message(self) -> str | None:
-        """What a fallback means, in one line; None if the first exporter did it."""
+        """What a fallback means, in one line; None if the first exporter succeeded."""
         if self.fallback_reason is None:
             return None
+        first = AUTO_EXPORTERS[0]
         return (
-            f"dynamo could not export this model ({self.fallback_reason}); {self.exporter} was used, "
-            "which fixes branches and loops to the example inputs "
-            '(strategy="fx" or --no-fallback makes this an error)'
+            f"{first.name} could not export this model ({self.fallback_reason}); "
+            f"{self.exporter} was used, which fixes branches and loops to the example inputs "
+            f'(strategy="{first.strategy}" or --no-fallback makes this an error)'
         )
 
     @property
     def dropped_outputs(self) -> tuple[str, ...]:
-        """What the model returned and ONNX cannot hold, as it is not a tensor."""
+        """The outputs of the model that are not tensors, which ONNX cannot hold."""
         return self.hierarchy.export.dropped_outputs
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as plain JSON values."""
+        """Return the record as plain JSON values.
+
+        Returns:
+            The sections `summary`, `files`, `statistics` and `timings`.
+        """
         statistics = self.hierarchy.statistics
         return {
             "summary": {
@@ -110,8 +125,21 @@ def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
+def warn_of_failures(report: ExportReport) -> None:
+    """Warn the caller's caller of a fallback, and of a GraphML that could not be written.
+
+    Args:
+        report: The report of an export that succeeded otherwise.
+    """
+    if report.graphml_error is not None:
+        message = f"the GraphML could not be written: {report.graphml_error}"
+        warnings.warn(message, GraphmlWarning, stacklevel=3)
+    if report.fallback_message is not None:
+        warnings.warn(report.fallback_message, FallbackWarning, stacklevel=3)
+
+
 class Steps:
-    """Times the steps of an export and tells a listener when each begins."""
+    """The steps of an export: their times, and a listener that is called as each begins."""
 
     def __init__(self, listener: Callable[[str], None] | None = None) -> None:
         self.timings: dict[str, float] = {}
@@ -119,6 +147,11 @@ class Steps:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
+        """Measure the block as one step.
+
+        Args:
+            name: The name of the step; times of the same name add up.
+        """
         if self._listener is not None:
             self._listener(name)
         start = time.perf_counter()
@@ -129,23 +162,39 @@ class Steps:
 
 
 _MOST_ROWS = 300
-"""Tables of a page have no more rows than this; the sidecar has everything."""
+"""The greatest number of rows of a table; the sidecar has everything."""
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069`|<>]")
 
 
 def report_path(onnx_path: Path) -> Path:
+    """Return the path of the page that belongs to a model file.
+
+    Args:
+        onnx_path: The path of the model.
+
+    Returns:
+        `<stem>_report.md` beside it.
+    """
     return onnx_path.with_name(f"{onnx_path.stem}_report.md")
 
 
 def markdown_page(report: ExportReport) -> str:
-    """The whole page."""
+    """Render a report as Markdown.
+
+    Args:
+        report: The report.
+
+    Returns:
+        The page.
+    """
     return "\n".join(_page(report)) + "\n"
 
 
 def _page(report: ExportReport) -> Iterator[str]:
     hierarchy = report.hierarchy
-    yield from (f"# {_escaped(report.onnx_path.name)}", "")
-    yield f"{_code(hierarchy.model.class_)}, exported to ONNX with every node mapped to the module that made it."
+    yield from (f"# {_escape(report.onnx_path.name)}", "")
+    name = _code(hierarchy.model.class_)
+    yield f"{name}, exported to ONNX with every node mapped to the module that made it."
     yield from _section("Summary", _table(("", ""), _summary(report)))
     steps = [(name, f"{seconds:.3f}") for name, seconds in report.timings.items()]
     total = ("**total**", f"**{sum(report.timings.values()):.3f}**")
@@ -160,7 +209,7 @@ def _page(report: ExportReport) -> Iterator[str]:
         dropped = [f"- {_code(name)}" for name in report.dropped_outputs]
         yield from _section("Dropped outputs", ["Not tensors, so not in the graph:", "", *dropped])
     if report.notes:
-        warned = [f"- {_escaped(note)}" for note in report.notes]
+        warned = [f"- {_escape(note)}" for note in report.notes]
         yield from _section(
             "Notes", ["torch's tracer kept values of the example inputs as constants:", "", *warned]
         )
@@ -182,7 +231,9 @@ def _page(report: ExportReport) -> Iterator[str]:
 
 
 _STATUS = {
-    "absorbed": "They ran, and the exporter folded or fused all of their work into other nodes or weights.",
+    "absorbed": (
+        "They ran, and the exporter folded or fused all of their work into other nodes or weights."
+    ),
     "unused": "They did not run with the example inputs.",
 }
 
@@ -199,9 +250,9 @@ def _summary(report: ExportReport) -> Iterator[Sequence[str]]:
     )
     yield "exporter", report.exporter
     if report.fallback_reason is not None:
-        yield "dynamo failed", _escaped(report.fallback_reason)
+        yield f"{AUTO_EXPORTERS[0].name} failed", _escape(report.fallback_reason)
     if hierarchy.export.inputs_from is not None:
-        yield "inputs from", _escaped(hierarchy.export.inputs_from)
+        yield "inputs from", _escape(hierarchy.export.inputs_from)
     yield "opset", str(hierarchy.model.opset)
     yield (
         "nodes",
@@ -234,11 +285,12 @@ def _tree(modules: dict[str, ModuleRecord]) -> Iterator[str]:
     for line in lines:
         record = modules[line.paths[0]]
         status = "" if record.status == "nodes" else f"  {record.status}"
-        yield f"{_escaped(line.text):{width}}  {record.nodes:6}{status}"
+        yield f"{_escape(line.text):{width}}  {record.nodes:6}{status}"
     yield "```"
     yield from (
         "",
-        "Numbers are nodes, with those of the modules below; `x12` stands for twelve modules that look the same.",
+        "Numbers are nodes, with those of the modules below; `x12` stands for twelve modules that "
+        "look the same.",
     )
 
 
@@ -271,9 +323,9 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
 
 
 def _code(text: str) -> str:
-    return f"`{_escaped(text)}`" if text else "(root)"
+    return f"`{_escape(text)}`" if text else "(root)"
 
 
-def _escaped(text: str) -> str:
-    """Text that can neither end a table's cell nor be taken for markup."""
+def _escape(text: str) -> str:
+    """Percent-encode what would end a cell of a table or be taken for markup."""
     return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", text)

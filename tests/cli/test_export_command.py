@@ -127,8 +127,8 @@ def test_names_that_no_module_has(demo: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     told = [line for line in result.stderr.splitlines() if "no module" in line]
     assert told == [
-        "note: torch_nn names LayrNorm, but no module is called so",
-        "note: exclude names head.*, but no module is called so",
+        "note: torch_nn names LayrNorm, but no module matches it",
+        "note: exclude names head.*, but no module matches it",
     ]
     assert "no module" not in run("export", demo / "bert-tiny", tmp_path / "n.onnx").stderr
 
@@ -136,9 +136,10 @@ def test_names_that_no_module_has(demo: Path, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_flags_reach_the_export(demo: Path, tmp_path: Path) -> None:
     result = run(
-        "export", demo / "bert-tiny", tmp_path / "m.onnx", "--strategy", "htp", "--opset-version", 17, "--torch-nn",
-        "all", "--exclude", "*Dropout*", "--max-depth", 4, "--clean", "--jit-graph", tmp_path / "jit.txt",
-        "--fx-graph", tmp_path / "fx.txt", "--temp-dir", tmp_path, "-v",
+        "export", demo / "bert-tiny", tmp_path / "m.onnx", "--strategy", "htp",
+        "--opset-version", 17, "--torch-nn", "all", "--exclude", "*Dropout*", "--max-depth", 4,
+        "--clean", "--jit-graph", tmp_path / "jit.txt", "--fx-graph", tmp_path / "fx.txt",
+        "--temp-dir", tmp_path, "-v",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     exported = modelexport.load(tmp_path / "m.onnx")

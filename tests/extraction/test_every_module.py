@@ -11,7 +11,7 @@ import pytest
 import modelexport
 from exports import CASES, export
 from extraction.running import Values, identical, run
-from modelexport.extraction.extract import list_extractable
+from modelexport.extraction.extract import list_modules
 from modelexport.graph.flat import flatten
 from modelexport.modules.record import ModuleRecord
 from modelexport.modules.tree import is_within
@@ -38,7 +38,7 @@ def test_every_module_extracts_and_runs(name: str, strategy: str, tmp_path: Path
     path, model, inputs = export(name, strategy, tmp_path)
     exported = modelexport.load(path)
     values, returned = onnx_values(path, inputs), pytorch_values(model, inputs)
-    listed = {module.module: module for module in list_extractable(path)}
+    listed = {module.module: module for module in list_modules(path)}
     assert set(listed) == set(modules_with_nodes(exported))
     for module, record in modules_with_nodes(exported).items():
         for call in calls(record):

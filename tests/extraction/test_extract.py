@@ -21,7 +21,7 @@ from exports import export
 from extraction.running import run, session
 from modelexport.cli.main import main
 from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError
-from modelexport.extraction.extract import list_extractable
+from modelexport.extraction.extract import list_modules
 from modelexport.modules.record import NodeTag
 from modelexport.tagged.records import encode_tag
 from proof import onnx_values
@@ -137,9 +137,9 @@ def test_an_extracted_model_can_be_extracted_from(bert: Path, tmp_path: Path) ->
 
 
 def test_the_list_is_in_the_order_of_the_model_and_can_be_narrowed(bert: Path) -> None:
-    found = list_extractable(bert)
+    found = list_modules(bert)
     assert found[0].module == ""
-    (one,) = list_extractable(bert, LAYER)
+    (one,) = list_modules(bert, LAYER)
     assert one == next(module for module in found if module.module == LAYER)
     assert one.class_.endswith("BertLayer")
     assert one.nodes == modelexport.load(bert).modules[LAYER].nodes

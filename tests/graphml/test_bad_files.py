@@ -22,7 +22,7 @@ import modelexport
 from graphml.drawing import Drawing, G
 from graphml.handmade import model, value
 from modelexport.cli.main import main
-from modelexport.graphml.format import MODES, checksum
+from modelexport.graphml.format import PARAMETER_MODES, checksum
 
 pytestmark = [pytest.mark.sanity]
 
@@ -55,7 +55,7 @@ def refused(graphml: Path, match: str, *, target: Path | None = None) -> None:
         assert sorted(target.parent.iterdir()) == before
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PARAMETER_MODES)
 def test_cut_anywhere(mode: str, tmp_path: Path) -> None:
     graphml = written(tmp_path, mode)
     whole = graphml.read_bytes()
@@ -602,7 +602,7 @@ print(peak() - before)
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="the peak is read as Linux has it"
 )
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PARAMETER_MODES)
 @pytest.mark.parametrize("external", [False, True])
 def test_memory_does_not_grow_with_the_weights(external: bool, mode: str, tmp_path: Path) -> None:
     """Sixty megabytes in one tensor take no more than a few, written and read."""

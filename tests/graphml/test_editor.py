@@ -16,7 +16,7 @@ from exports import export
 from graphml.drawing import Drawing, G, Y
 from graphml.handmade import HANDMADE, model, value
 from modelexport.errors import FormatError
-from modelexport.graphml.format import MODES
+from modelexport.graphml.format import PARAMETER_MODES
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 
@@ -125,7 +125,7 @@ def as_yed_saves(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PARAMETER_MODES)
 @pytest.mark.parametrize(
     "name", ["bodies", "functions", "every_attribute", "odd_types", "odd_names", "passes_through"]
 )
@@ -373,7 +373,7 @@ def test_functions_removed(tmp_path: Path) -> None:
     refused(drawing, "6 operators were removed")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PARAMETER_MODES)
 def test_attributes_whose_values_are_stored_elsewhere(mode: str, tmp_path: Path) -> None:
     drawing = draw(HANDMADE["odd_constants"](), tmp_path, mode)
     assert is_restored(drawing)

@@ -15,7 +15,7 @@ from extraction.running import identical, session
 from graphml import handmade
 from graphml.handmade import HANDMADE
 from modelexport.errors import FormatError
-from modelexport.graphml.format import MODES
+from modelexport.graphml.format import PARAMETER_MODES
 from modelexport.onnx_file.model_file import external_files
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
@@ -58,7 +58,7 @@ def outputs(model: Path) -> list[np.ndarray]:
 def test_exports_come_back(name: str, strategy: str, tmp_path: Path) -> None:
     path, _, _ = export(name, strategy, tmp_path)
     expected = outputs(path)
-    for mode in MODES:
+    for mode in PARAMETER_MODES:
         folder = tmp_path / mode
         folder.mkdir()
         back = round_trip(path, mode, folder)
@@ -79,7 +79,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PARAMETER_MODES)
 @pytest.mark.parametrize("name", HANDMADE)
 def test_handmade_models_come_back(name: str, mode: str, tmp_path: Path) -> None:
     model = HANDMADE[name]()
@@ -113,7 +113,7 @@ def _varint(value: int) -> bytes:
     return bytes([*parts, value])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PARAMETER_MODES)
 @pytest.mark.parametrize("name", ["bodies", "functions", "metadata_everywhere", "like_labels"])
 def test_names_that_are_not_utf8_come_back(name: str, mode: str, tmp_path: Path) -> None:
     """Protobuf says that names are UTF-8; some writers do not care."""
@@ -165,7 +165,7 @@ def test_file_names_that_are_odd(tmp_path: Path) -> None:
     folder.mkdir()
     path = folder / "back\\slash & <more> 'é' \".onnx"
     path.write_bytes(HANDMADE["passes_through"]().SerializeToString())
-    for mode in MODES:
+    for mode in PARAMETER_MODES:
         written = modelexport.export_graphml(path, parameters=mode)
         modelexport.import_onnx(written.graphml, tmp_path / "back.onnx")
         assert (tmp_path / "back.onnx").read_bytes() == path.read_bytes()
@@ -191,7 +191,7 @@ def test_two_ways_to_name_one_data_file(tmp_path: Path) -> None:
     )
     path = tmp_path / "model.onnx"
     path.write_bytes(onnx.helper.make_model(graph, ir_version=10).SerializeToString())
-    for mode in MODES:
+    for mode in PARAMETER_MODES:
         folder = tmp_path / mode
         folder.mkdir()
         back = round_trip(path, mode, folder)
@@ -207,7 +207,7 @@ def test_unknown_fields_come_back(tmp_path: Path) -> None:
     assert round_trip(path, "sidecar", tmp_path).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PARAMETER_MODES)
 def test_external_data_comes_back(mode: str, tmp_path: Path) -> None:
     """Weights in a data file of the model come back in such a file, at the same places."""
     weights = {

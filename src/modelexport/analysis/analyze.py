@@ -22,6 +22,7 @@ from modelexport.onnx_file.model_file import (
     opset_imports,
     resolve_data_file,
 )
+from modelexport.options import keyword_aliases
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.records import TensorInfo
 from modelexport.tagged.tables import tensor_infos
@@ -154,11 +155,12 @@ class Analysis(msgspec.Struct, frozen=True):
     """Empty without details."""
 
 
-def analyze(onnx: StrPath, filter_tag: str | None = None, details: bool = True) -> Analysis:
+@keyword_aliases(onnx="path")
+def analyze(path: StrPath, filter_tag: str | None = None, details: bool = True) -> Analysis:
     """Analyze an ONNX file, tagged or not, without reading the data of initializers.
 
     Args:
-        onnx: The path of the ONNX file; its data files may be missing.
+        path: The ONNX file; its data files may be missing.
         filter_tag: What to select: a tag with all below it, a glob, a module path, or `auxiliary`.
         details: Whether to list all nodes, and the values that enter and leave each module.
 
@@ -170,7 +172,7 @@ def analyze(onnx: StrPath, filter_tag: str | None = None, details: bool = True) 
         FormatError: If it is not an ONNX model.
     """
     with pause_collector():
-        return _Analyzer(load(onnx), filter_tag).analyze(details)
+        return _Analyzer(load(path), filter_tag).analyze(details)
 
 
 class _Size(NamedTuple):

@@ -23,6 +23,7 @@ from modelexport.onnx_file.model_file import (
     missing_data_error,
     resolve_data_file,
 )
+from modelexport.options import keyword_aliases
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.records import METADATA_KEY, looks_like_tag
 
@@ -45,11 +46,12 @@ class Validation(msgspec.Struct, frozen=True):
         return not any(finding.severity == Severity.ERROR for finding in self.findings)
 
 
-def validate(onnx: StrPath, check_consistency: bool = False, repair: bool = False) -> Validation:
+@keyword_aliases(onnx="path")
+def validate(path: StrPath, check_consistency: bool = False, repair: bool = False) -> Validation:
     """Check a file with ONNX's full check, and the form of its tags.
 
     Args:
-        onnx: The path of the ONNX file.
+        path: The ONNX file.
         check_consistency: Whether to check nodes, metadata, sidecar and graph against each other.
         repair: Whether to first restore what the other records prove, with a `.bak` file of
             everything that is replaced; implies `check_consistency`.
@@ -61,7 +63,7 @@ def validate(onnx: StrPath, check_consistency: bool = False, repair: bool = Fals
         FileError: If the file cannot be read, or a repaired one cannot be written.
         FormatError: If the file is not an ONNX model.
     """
-    path = as_path(onnx)
+    path = as_path(path)
     with pause_collector():
         repaired = repair_file(path) if repair else None
         return _validate(path, check_consistency or repair, repaired)

@@ -20,10 +20,10 @@ from modelexport.attribution.evidence import (
 )
 from modelexport.capture.trace import Site
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
+from modelexport.exporters import EXPORTER_NAMES
 from modelexport.modules.record import Method
 
 ENTRY_POINTS = "modelexport.strategies"
-EXPORTERS = ("dynamo", "torchscript")
 
 
 class ExportStrategy(enum.StrEnum):
@@ -68,19 +68,6 @@ USAGE_BASED = Strategy(
 _REGISTRY: dict[str, Strategy] = {strategy.name: strategy for strategy in (FX, HTP, USAGE_BASED)}
 
 
-def check_exporter(name: str | None) -> None:
-    """Check the name of an exporter.
-
-    Args:
-        name: The name; None leaves the choice to the strategy.
-
-    Raises:
-        ArgumentError: There is no such exporter.
-    """
-    if name is not None and name not in EXPORTERS:
-        raise ArgumentError(f"there is no exporter {name!r}", hint=_choices(EXPORTERS))
-
-
 def register_strategy(strategy: Strategy) -> None:
     """Register a strategy under its name for this process.
 
@@ -95,10 +82,10 @@ def register_strategy(strategy: Strategy) -> None:
     """
     if not isinstance(strategy, Strategy):
         raise ArgumentTypeError(f"expected a Strategy, got {describe_type(strategy)}")
-    if strategy.exporter not in EXPORTERS:
+    if strategy.exporter not in EXPORTER_NAMES:
         raise ArgumentError(
             f"strategy {strategy.name!r} names the exporter {strategy.exporter!r}",
-            hint=_choices(EXPORTERS),
+            hint=_choices(EXPORTER_NAMES),
         )
     if strategy.name == ExportStrategy.AUTO or _REGISTRY.get(strategy.name, strategy) != strategy:
         raise ArgumentError(

@@ -1,8 +1,7 @@
-"""The list of jobs: read from a file or given as records, with shared defaults, checked as a whole."""
+"""The jobs of a batch: read from a file or given as records, and checked as a whole."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -12,15 +11,17 @@ from typing import Any
 
 import msgspec
 
+from modelexport.checks import check_options, graph_files
 from modelexport.errors import (
     ArgumentError,
     ArgumentTypeError,
     FileError,
     FormatError,
+    UnknownOptionError,
     describe_type,
 )
-from modelexport.job import Job, check_options
 from modelexport.onnx_file.model_file import StrPath, as_path, check_regular_file, is_file
+from modelexport.options import SOURCE_KEYWORDS, ExportOptions, resolve_names
 
 _WRITE = (
     'write [[jobs]] with model = "..." and output = "m.onnx", and what they share under [defaults]'
@@ -28,25 +29,33 @@ _WRITE = (
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 _TIMEOUT = 1800.0
 _LARGEST_FILE = 64 << 20
-_LONGEST, _MOST = 1e9, 1 << 62
+_LONGEST_TIMEOUT, _MOST_MEMORY = 1e9, 1 << 62
 
 
-class BatchJob(Job, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A job of a batch: an export with a name, a time limit in seconds and a memory limit in bytes or as "4 GiB"."""
+class BatchJob(
+    ExportOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A job of a batch: an export, with a name and limits."""
 
+    model: str
+    """What names the model, as for `modelexport export`."""
     output: str = ""
+    """The file to write; `<name>.onnx` if it is left out."""
     name: str = ""
+    """The name in the results; the output without its suffix if it is left out."""
     timeout: float = _TIMEOUT
+    """Seconds until the job is ended."""
     memory: int | str | None = None
+    """The memory limit in bytes, or as "4 GiB"."""
 
     @property
     def memory_bytes(self) -> int | None:
-        """The memory limit in bytes; None where the machine decides."""
+        """The memory limit in bytes; None for the share of the machine."""
         return None if self.memory is None else as_bytes(self.memory)
 
 
 class JobsFile(msgspec.Struct, forbid_unknown_fields=True):
-    """The list: its jobs, what they share, and the folder that relative outputs go to."""
+    """The list of jobs, their shared options, and the folder that relative outputs go to."""
 
     jobs: list[dict[str, Any]]
     defaults: dict[str, Any] = {}
@@ -54,12 +63,15 @@ class JobsFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Jobs, what their list is called, the folder that their paths start from, and the one that their outputs go to."""
+    """The jobs of one batch, with its name and folders."""
 
     jobs: tuple[BatchJob, ...]
     name: str
+    """The stem of the file with the jobs."""
     folder: Path
+    """The folder that relative paths of models and inputs start from."""
     output_dir: Path
+    """The folder that relative outputs go to."""
 
     @property
     def results(self) -> Path:
@@ -70,59 +82,78 @@ class Batch(msgspec.Struct, frozen=True):
 def read_jobs(
     path: StrPath, output_dir: StrPath | None = None, defaults: Mapping[str, Any] | None = None
 ) -> Batch:
-    """The jobs of a TOML or JSON file; paths in it start from its folder. `defaults` win over those in the file."""
+    """Read the jobs of a TOML or JSON file; relative paths in it start from its folder.
+
+    Args:
+        path: The file.
+        output_dir: Where outputs go, instead of where the file says.
+        defaults: Options for all jobs, which override the defaults of the file.
+
+    Returns:
+        The batch.
+
+    Raises:
+        ArgumentError: The file is neither TOML nor JSON by its name.
+        FileError: The file cannot be read.
+        FormatError: It is not a list of jobs, or a job cannot work.
+    """
     path = as_path(path)
-    content = _content(path)
+    content = _read_content(path)
     try:
-        told = (
-            tomllib.loads(content.decode())
-            if path.suffix == ".toml"
-            else msgspec.json.decode(content)
-        )
-        file = msgspec.convert(told, JobsFile)
+        is_toml = path.suffix == ".toml"
+        parsed = tomllib.loads(content.decode()) if is_toml else msgspec.json.decode(content)
+        file = msgspec.convert(parsed, JobsFile)
     except msgspec.ValidationError as error:
-        raise FormatError(f"{path} is no list of jobs: {error}", hint=_WRITE) from error
-    except (
-        ValueError,
-        msgspec.DecodeError,
-        RecursionError,
-    ) as error:  # tomllib raises several kinds of the first
+        raise FormatError(f"{path} is not a list of jobs: {error}", hint=_WRITE) from error
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
+        # tomllib also raises plain ValueErrors, for numbers that are too long for example.
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise FormatError(f"{path} is not {kind}: {error}", hint=_WRITE) from error
     _check_defaults(f"{path}, defaults", file.defaults)
     _check_defaults("the defaults", defaults or {})
     folder = path.parent.absolute()
     outputs = folder / file.output_dir if output_dir is None else Path(output_dir).absolute()
-    jobs = _jobs(str(path), file.jobs, {**file.defaults, **(defaults or {})}, folder, outputs)
+    shared = {**file.defaults, **(defaults or {})}
+    jobs = _make_jobs(str(path), file.jobs, shared, folder, outputs)
     return Batch(jobs, path.stem, folder, outputs)
 
 
 def given_jobs(
-    jobs: Sequence[Mapping[str, Any] | Job],
+    jobs: Sequence[Mapping[str, Any] | BatchJob],
     output_dir: StrPath | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Batch:
-    """Jobs as records or dicts; paths start from the current folder."""
+    """Make a batch of jobs given as records or dicts; relative paths start from the current folder.
+
+    Args:
+        jobs: The jobs.
+        output_dir: Where outputs go, instead of the current folder.
+        defaults: Options for all jobs that do not set them.
+
+    Returns:
+        The batch.
+
+    Raises:
+        ArgumentTypeError: A job is neither a record nor a dict.
+        FormatError: A job cannot work.
+    """
     folder = Path.cwd()
-    told = []
+    given = []
     for number, job in enumerate(jobs, 1):
-        if not isinstance(job, Mapping | Job):
+        if not isinstance(job, Mapping | BatchJob):
             raise ArgumentTypeError(
                 f"job {number} is {describe_type(job)}",
                 hint='pass dicts such as {"model": "...", "output": "m.onnx"}',
             )
-        told.append(msgspec.to_builtins(job) if isinstance(job, Job) else dict(job))
+        given.append(msgspec.to_builtins(job) if isinstance(job, BatchJob) else dict(job))
     outputs = folder if output_dir is None else Path(output_dir).absolute()
-    _check_defaults("the defaults", defaults or {})
-    return Batch(
-        _jobs("the list of jobs", told, dict(defaults or {}), folder, outputs),
-        "jobs",
-        folder,
-        outputs,
-    )
+    shared = dict(defaults or {})
+    _check_defaults("the defaults", shared)
+    checked = _make_jobs("the list of jobs", given, shared, folder, outputs)
+    return Batch(checked, "jobs", folder, outputs)
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     if path.suffix not in (".toml", ".json"):
         raise ArgumentError(
             f"{path} is neither .toml nor .json", hint="a list of jobs is one of these"
@@ -140,120 +171,143 @@ def _content(path: Path) -> bytes:
         raise FileError(f"cannot read {path}: {error.strerror or error}", hint=_WRITE) from error
 
 
-def _jobs(
-    place: str, told: list[dict[str, Any]], defaults: dict[str, Any], folder: Path, output_dir: Path
+def _make_jobs(
+    where: str, given: list[dict[str, Any]], defaults: dict[str, Any], folder: Path, outputs: Path
 ) -> tuple[BatchJob, ...]:
-    if not told:
-        raise FormatError(f"{place} has no jobs", hint=_WRITE)
+    """Merge each job with the defaults, and check the jobs one by one and against each other."""
+    if not given:
+        raise FormatError(f"{where} has no jobs", hint=_WRITE)
     for field in ("name", "output"):
         if field in defaults:
-            raise FormatError(f"{place}: {field} is for one job, not for all", hint=_WRITE)
+            raise FormatError(f"{where}: {field} is for one job, not for all", hint=_WRITE)
     jobs = []
-    for number, fields in enumerate(told):
-        told_place = f"{place}, job {number + 1}"
-        job = _converted(told_place, {**defaults, **fields})
-        jobs.append(_placed(told_place, job, folder, output_dir))
-    for kind, found in (
-        ("name", [job.name for job in jobs]),
-        ("output", [job.output for job in jobs]),
-    ):
+    for number, fields in enumerate(given, 1):
+        one = f"{where}, job {number}"
+        # Names are resolved before merging: a job and the defaults may use different aliases.
+        merged = {**_resolve(one, defaults), **_resolve(one, fields)}
+        jobs.append(_complete_job(one, _convert(one, merged), folder, outputs))
+    for field in ("name", "output"):
         seen: set[str] = set()
-        for value in found:
+        for job in jobs:
+            value = getattr(job, field)
             if value in seen:
                 raise FormatError(
-                    f"{place}: two jobs have the {kind} {value}", hint=f"give each its own {kind}"
+                    f"{where}: two jobs have the {field} {value}",
+                    hint=f"give each its own {field}",
                 )
             seen.add(value)
     return tuple(jobs)
 
 
-def _check_defaults(place: str, defaults: Mapping[str, Any]) -> None:
-    """What is wrong with the defaults is in none of the jobs."""
-    job = _converted(place, {"model": "", **defaults})
+def _check_defaults(where: str, defaults: Mapping[str, Any]) -> None:
+    """Check the defaults by themselves, so that a message does not blame a job for them."""
+    job = _convert(where, {"model": "", **_resolve(where, defaults)})
     try:
         check_limits(job.timeout, job.memory)
     except (ArgumentError, FormatError) as error:
-        raise FormatError(f"{place}: {error.message}", hint=error.hint) from error
+        raise FormatError(f"{where}: {error.message}", hint=error.hint) from error
 
 
-def _converted(place: str, fields: Mapping[str, Any]) -> BatchJob:
-    _check_fields(place, fields)
+def _resolve(where: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    own = set(BatchJob.__struct_fields__) - set(ExportOptions.__struct_fields__)
+    try:
+        return resolve_names(fields, SOURCE_KEYWORDS, also=sorted(own))
+    except UnknownOptionError as error:
+        raise FormatError(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def _convert(where: str, fields: Mapping[str, Any]) -> BatchJob:
     try:
         return msgspec.convert(fields, BatchJob, str_keys=True)
     except msgspec.ValidationError as error:
-        raise FormatError(f"{place}: {error}", hint=_WRITE) from error
+        raise FormatError(f"{where}: {error}", hint=_WRITE) from error
 
 
-def _check_fields(place: str, fields: Mapping[str, Any]) -> None:
-    known = BatchJob.__struct_fields__
-    for name in fields:
-        if name not in known:
-            meant = difflib.get_close_matches(str(name).replace("-", "_"), known, 1)
-            hint = (
-                f"did you mean {meant[0]}?"
-                if meant
-                else "the names are those of the options of export"
-            )
-            raise FormatError(f"{place}: there is no option {str(name)[:80]!r}", hint=hint)
-
-
-def _placed(place: str, job: BatchJob, folder: Path, output_dir: Path) -> BatchJob:
-    """A job with a name, and with its outputs where they go."""
+def _complete_job(where: str, job: BatchJob, folder: Path, outputs: Path) -> BatchJob:
+    """Give a checked job its name, and absolute paths to its outputs."""
     output = job.output or (f"{job.name}.onnx" if job.name else "")
     if not output:
-        raise FormatError(f"{place} has neither a name nor an output", hint=_WRITE)
+        raise FormatError(f"{where} has neither a name nor an output", hint=_WRITE)
     if not job.output and Path(job.name).name != job.name:
         raise FormatError(
-            f"{place}: no file can have the name {job.name!r}",
+            f"{where}: no file can have the name {job.name!r}",
             hint="give the job an output of its own",
         )
     try:
-        check_limits(job.timeout, job.memory)
-        check_options(job)
-        if not output.endswith(".onnx"):
-            raise ArgumentError(
-                f"the output {output!r} does not end in .onnx",
-                hint="name it, for example, model.onnx",
-            )
-        if (factory := job.model.rpartition(":")[0]).endswith(".py") and not is_file(
-            folder / factory
-        ):
-            raise ArgumentError(
-                f"there is no file {factory}", hint="paths start from the folder of the list"
-            )
+        _check_job(job, output, folder)
     except (ArgumentError, FormatError) as error:
-        raise FormatError(f"{place}: {error.message}", hint=error.hint) from error
+        raise FormatError(f"{where}: {error.message}", hint=error.hint) from error
+    files = graph_files(job)
+    if job.graphml_output is not None:
+        files["graphml_output"] = job.graphml_output
     try:
-        f"{job.name}{job.model}{output_dir}{output}".encode()
-        extras = {
-            field: str(output_dir / value)
-            for field in ("graphml_output", "jit_graph", "fx_graph")
-            if (value := getattr(job, field)) is not None
-        }
-        name = job.name or output.removesuffix(".onnx")
+        f"{job.name}{job.model}{outputs}{output}".encode()
         return msgspec.structs.replace(
-            job, name=name, output=os.path.normpath(output_dir / output), **extras
+            job,
+            name=job.name or output.removesuffix(".onnx"),
+            output=os.path.normpath(outputs / output),
+            **{option: str(outputs / path) for option, path in files.items()},
         )
     except ValueError as error:
         raise FormatError(
-            f"{place}: a name in it is no text, or none for a file", hint=_WRITE
+            f"{where}: a name has characters that are not valid in a file name", hint=_WRITE
         ) from error
 
 
+def _check_job(job: BatchJob, output: str, folder: Path) -> None:
+    check_limits(job.timeout, job.memory)
+    check_options(job)
+    if not output.endswith(".onnx"):
+        raise ArgumentError(
+            f"the output {output!r} does not end in .onnx", hint="name it, for example, model.onnx"
+        )
+    factory = job.model.rpartition(":")[0]
+    if factory.endswith(".py") and not is_file(folder / factory):
+        raise ArgumentError(
+            f"there is no file {factory}", hint="paths start from the folder of the list"
+        )
+
+
 def check_limits(timeout: float | None, memory: int | str | None) -> None:
-    """Raise for limits that no job can have."""
-    if timeout is not None and not 0 < timeout < _LONGEST:
-        raise ArgumentError(f"the timeout {timeout:g} is no time", hint="it is in seconds")
-    if memory is not None and not 0 < as_bytes(memory) < _MOST:
-        raise ArgumentError(f"no machine has the memory {memory}", hint='for example "4 GiB"')
+    """Raise for limits that no job can have.
+
+    Args:
+        timeout: Seconds.
+        memory: Bytes, or a size such as "4 GiB".
+
+    Raises:
+        ArgumentError: A limit is out of range.
+        FormatError: The memory is not a size.
+    """
+    if timeout is not None and not 0 < timeout < _LONGEST_TIMEOUT:
+        raise ArgumentError(
+            f"timeout must be a positive number of seconds, got {timeout:g}",
+            hint="for example 1800",
+        )
+    if memory is not None and not 0 < as_bytes(memory) < _MOST_MEMORY:
+        raise ArgumentError(
+            f"memory must be positive and below 4 EiB, got {memory}", hint='for example "4 GiB"'
+        )
 
 
 def as_bytes(memory: int | str) -> int:
-    """A size as people write it, in bytes; every unit is 1024 of the one below."""
+    """Convert a size as people write it to bytes; each unit is 1024 times the one below.
+
+    Args:
+        memory: Bytes, or a text such as "512", "1.5g" or "4 GiB".
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        FormatError: The text is not a size.
+    """
     if isinstance(memory, int):
         return memory
     match = _MEMORY.fullmatch(memory)
     if match is None:
-        raise FormatError(f"{memory[:80]!r} is no size", hint='write it as bytes, or as "4 GiB"')
+        raise FormatError(
+            f"memory must be a size, got {memory[:80]!r}", hint='write it as bytes, or as "4 GiB"'
+        )
     number, unit = match.groups()
     return int(float(number) * 1024 ** " kmgt".index(unit.lower() or " "))

@@ -10,9 +10,9 @@ import msgspec
 
 from modelexport.batch.jobs import BatchJob
 from modelexport.errors import FileError
-from modelexport.job import source_files
 from modelexport.onnx_file.atomic_write import check_output_path, write_file
 from modelexport.onnx_file.model_file import check_regular_file
+from modelexport.source_export import source_files
 
 DONE, SKIPPED = "done", "skipped"
 FAILED, CRASHED, TIMED_OUT, OUT_OF_MEMORY = "failed", "crashed", "timed-out", "out-of-memory"

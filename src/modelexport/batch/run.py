@@ -14,14 +14,13 @@ from modelexport.batch.executors import EXECUTORS, Executor, make_executor
 from modelexport.batch.jobs import Batch, BatchJob, given_jobs, read_jobs
 from modelexport.batch.results import SKIPPED, JobResult, ResultsFile, is_unchanged
 from modelexport.errors import ArgumentError, FileError
-from modelexport.job import Job
 from modelexport.onnx_file.model_file import StrPath
 
 _MOST_WORKERS = 8
 
 
 def export_batch(
-    jobs: Sequence[Mapping[str, Any] | Job] | StrPath,
+    jobs: Sequence[Mapping[str, Any] | BatchJob] | StrPath,
     *,
     defaults: Mapping[str, Any] | None = None,
     output_dir: StrPath | None = None,

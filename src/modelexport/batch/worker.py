@@ -27,7 +27,7 @@ from modelexport.batch.results import (
     job_digest,
 )
 from modelexport.errors import ModelExportError, first_line
-from modelexport.job import Done, perform
+from modelexport.source_export import SourceExport, run_export
 
 _NO_MEMORY = (os.strerror(errno.ENOMEM), "bad_alloc")
 _LONGEST, _MOST_DETAILS = 2000, 50
@@ -89,16 +89,15 @@ def run(job: BatchJob, on_step: Callable[[str], None]) -> JobResult:
         on_step("read the job")
         digest = job_digest(job, Path.cwd())
         Path(job.output).parent.mkdir(parents=True, exist_ok=True)
-        return _success(job, perform(job, on_step), digest)
+        return _success(job, run_export(job.model, job.output, job, on_step), digest)
     except BaseException as error:  # the model's code may exit or raise KeyboardInterrupt too
         return _failure(job, error)
 
 
-def _success(job: BatchJob, done: Done, digest: str) -> JobResult:
+def _success(job: BatchJob, done: SourceExport, digest: str) -> JobResult:
     """Make the result of an export, with the digests of its files."""
     report = done.report
-    graph_file = {"torchscript": job.jit_graph, "dynamo": job.fx_graph}[report.exporter]
-    extra = (report.report_path, report.graphml_path, report.graphml_data_path, graph_file)
+    extra = (report.report_path, report.graphml_path, report.graphml_data_path, report.graph_path)
     paths = [report.onnx_path, report.sidecar_path, *report.data_paths]
     paths += [Path(path) for path in extra if path is not None]
     folder = Path(job.output).parent

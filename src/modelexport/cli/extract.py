@@ -11,7 +11,7 @@ import click
 
 from modelexport.cli.console import describe_tensor, line, listed, note, progress, show
 from modelexport.errors import ExtractionWarning, plural
-from modelexport.extraction.extract import ExtractableModule, extract, list_extractable
+from modelexport.extraction.extract import ExtractableModule, extract, list_modules
 from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.tagged.records import ExtractionRecord, TensorInfo, sidecar_path
 
@@ -53,7 +53,7 @@ def extract_command(
         if out is not None or call is not None:
             raise click.UsageError("--list writes nothing: leave OUT and --call out")
         with progress(f"read {onnx.name}"):
-            modules = list_extractable(onnx, module)
+            modules = list_modules(onnx, module)
         show(_listing(onnx, modules))
         return
     if module is None or out is None:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from modelexport.cli.console import line, note, progress, show, size
 from modelexport.errors import plural
-from modelexport.graphml.format import MODES, graphml_path
+from modelexport.graphml.format import PARAMETER_MODES, graphml_path
 from modelexport.graphml.import_onnx import check_import, import_onnx
 from modelexport.graphml.write import GraphmlFiles, export_graphml
 from modelexport.onnx_file.atomic_write import check_output_path
@@ -19,8 +19,8 @@ from modelexport.tagged.records import sidecar_path
 
 parameters_option: Callable[[Any], Any] = click.option(
     "--graphml-parameters",
-    type=click.Choice(MODES),
-    default=MODES[0],
+    type=click.Choice(PARAMETER_MODES),
+    default=PARAMETER_MODES[0],
     show_default=True,
     help="Where the GraphML has its weights: beside it in an .onnxdata, inside it, or in the "
     "model itself.",

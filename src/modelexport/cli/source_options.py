@@ -1,24 +1,26 @@
-"""Options of commands that load a model and make its inputs."""
+"""Options of the command line, made from the fields of `ExportOptions`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
 import msgspec
 
 from modelexport.errors import SourceError
-from modelexport.tagged.records import SourceOptions
+from modelexport.options import SOURCE_KEYWORDS, Option, SourceOptions, options_of
 
 
 class Shape(click.ParamType[tuple[str, tuple[int, ...]]]):
+    """A shape, of the main input or of one by name."""
+
     name = "[NAME=]N,N,..."
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, tuple[int, ...]]:
+        """Parse `1,128` or `input_ids=1,128`."""
         name, _, sizes = str(value).rpartition("=")
         try:
             shape = tuple(int(part) for part in sizes.split(","))
@@ -29,68 +31,162 @@ class Shape(click.ParamType[tuple[str, tuple[int, ...]]]):
         return name.strip(), shape
 
 
-_TEXT = click.option("--input-text", help="Text for the model's tokenizer.")
-_TEXTS = click.option(
+class Axes(click.ParamType[tuple[str, dict[int, str]]]):
+    """Symbolic axes of one input."""
+
+    name = "NAME=N:LABEL,..."
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, dict[int, str]]:
+        """Parse `input_ids=0:batch,1:sequence`."""
+        name, _, axes = str(value).partition("=")
+        try:
+            labels = {
+                int(axis): label.strip()
+                for axis, label in (part.split(":") for part in axes.split(","))
+            }
+        except ValueError:
+            labels = {}
+        if not name or not labels or not all(label.isidentifier() for label in labels.values()):
+            self.fail(
+                f"{value!r} names no axes; write it as input_ids=0:batch,1:sequence", param, ctx
+            )
+        return name, labels
+
+
+def _invert(ctx: click.Context, param: click.Parameter, given: bool) -> bool:
+    return not given
+
+
+def _merge(
+    ctx: click.Context, param: click.Parameter, pairs: Iterable[tuple[str, Any]]
+) -> dict[str, Any]:
+    """Collect the values of a repeatable option by input; axes of one input add up."""
+    merged: dict[str, Any] = {}
+    for name, value in pairs:
+        merged[name] = {**merged.get(name, {}), **value} if isinstance(value, Mapping) else value
+    return merged
+
+
+_BY_INPUT: dict[Any, click.ParamType[Any]] = {
+    dict[str, tuple[int, ...]]: Shape(),
+    dict[str, dict[int, str]]: Axes(),
+}
+"""How the values of options that are mappings by input are written, by the type of the option."""
+
+
+def _click_option(option: Option) -> Callable[[Any], Any]:
+    """Return the click option for a field: its type and default decide its form."""
+    spelling, dashed = option.spelling, option.name.replace("_", "-")
+    flags = spelling.flags or (f"--{dashed}",)
+    details: dict[str, Any] = {"help": option.description, "default": option.default}
+    if option.type in _BY_INPUT:
+        details = {"type": _BY_INPUT[option.type], "multiple": True, "callback": _merge}
+        details["help"] = f"{option.description} Repeatable."
+    elif option.type is bool and option.default:
+        # An option that is on by default is a flag that turns it off. It is inverted here, since
+        # versions of click disagree on the default of a flag whose value is False.
+        flags = (f"--no-{dashed}",)
+        details = {"is_flag": True, "callback": _invert, "help": spelling.flag_help}
+    elif option.type is bool:
+        details["is_flag"] = True
+    elif option.type == bool | None:
+        flags = (f"--{dashed}/--no-{dashed}",)
+    elif spelling.choices:
+        details["type"] = click.Choice(spelling.choices)
+    elif spelling.is_path:
+        details["type"] = click.Path()
+    elif option.type == int | None:
+        details["type"] = int
+    if isinstance(option.default, str):
+        details["show_default"] = True
+    return click.option(*flags, option.name, metavar=spelling.metavar, **details)
+
+
+def _apply(
+    command: Callable[..., Any], options: Iterable[Callable[[Any], Any]]
+) -> Callable[..., Any]:
+    for option in reversed(tuple(options)):
+        command = option(command)
+    return command
+
+
+def export_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add every option of an export to a command.
+
+    Args:
+        command: The function of the command, which gets the fields of `ExportOptions` as keywords.
+
+    Returns:
+        The command.
+    """
+    return _apply(command, map(_click_option, SOURCE_KEYWORDS))
+
+
+_SEVERAL_TEXTS = click.option(
     "--input-text",
     "input_texts",
     multiple=True,
     help="Text for the model's tokenizer; repeatable, each is a run.",
 )
-_OPTIONS = (
-    click.option(
-        "--input-shape",
-        type=Shape(),
-        multiple=True,
-        help="Shape of the main input (1,128) or of one by name; repeatable.",
-    ),
-    click.option(
-        "--input-specs",
-        type=click.Path(path_type=Path),
-        help="JSON that describes each input, or an .npz with arrays.",
-    ),
-    click.option("--task", help="Load the head for this task, for example text-classification."),
-    click.option("--model-class", help="Load this class of transformers."),
-    click.option("--revision", help="Branch, tag or commit on the hub."),
-    click.option(
-        "--trust-remote-code", is_flag=True, help="Run the code that comes with the model."
-    ),
-    click.option(
-        "--random-weights",
-        is_flag=True,
-        help="Build from the configuration alone, without the weights.",
-    ),
-)
 
 
 def input_options(command: Callable[..., Any], several_texts: bool = False) -> Callable[..., Any]:
-    """Adds these options to a command; one that runs several times may take several texts."""
-    for option in reversed((_TEXTS if several_texts else _TEXT, *_OPTIONS)):
-        command = option(command)
-    return command
+    """Add the options that say where a model and its inputs come from to a command.
+
+    Args:
+        command: The function of the command.
+        several_texts: Whether the command runs several times, and so takes several texts.
+
+    Returns:
+        The command.
+    """
+    options = {
+        option.name: _click_option(option)
+        for option in SOURCE_KEYWORDS
+        if option.name in _FOR_INPUTS
+    }
+    if several_texts:
+        options["input_text"] = _SEVERAL_TEXTS
+    return _apply(command, options.values())
+
+
+_FOR_INPUTS = frozenset(
+    {option.name for option in options_of(SourceOptions)} | {"trust_remote_code"}
+)
+_INPUTS = tuple(name for name in SourceOptions.__struct_fields__ if name.startswith("input_"))
 
 
 def merge_source_options(given: SourceOptions, recorded: SourceOptions | None) -> SourceOptions:
-    """What is said now, and of what is not said what the export was told.
+    """Merge the given options with those recorded at export.
 
-    Inputs are taken over as a whole or not at all: a text has nothing to do with another run's shapes.
+    Inputs are taken over as a whole or not at all: a text has nothing to do with the shapes of
+    another run.
+
+    Args:
+        given: The options of this command.
+        recorded: The options of the export, if the file has them.
+
+    Returns:
+        The options in effect.
+
+    Raises:
+        SourceError: The inputs of the export came from a file that is not recorded.
     """
     if recorded is None:
         return given
-    inputs = (given.input_text, given.input_shapes, given.input_specs)
-    if not any(inputs):
+    missing = {
+        name: getattr(recorded, name)
+        for name in SourceOptions.__struct_fields__
+        if name not in _INPUTS and not getattr(given, name)
+    }
+    if not any(getattr(given, name) for name in _INPUTS):
         if recorded.input_specs is not None:
+            specs = recorded.input_specs
             raise SourceError(
-                f"the export took its inputs from {recorded.input_specs}, which the file does not hold",
-                hint=f"pass --input-specs {recorded.input_specs}, or other inputs",
+                f"the export took its inputs from {specs}, which the file does not hold",
+                hint=f"pass --input-specs {specs}, or other inputs",
             )
-        inputs = (recorded.input_text, recorded.input_shapes, None)
-    return msgspec.structs.replace(
-        given,
-        task=given.task or recorded.task,
-        model_class=given.model_class or recorded.model_class,
-        revision=given.revision or recorded.revision,
-        random_weights=given.random_weights or recorded.random_weights,
-        input_text=inputs[0],
-        input_shapes=inputs[1],
-        input_specs=inputs[2],
-    )
+        missing |= {name: getattr(recorded, name) for name in _INPUTS}
+    return msgspec.structs.replace(given, **missing)

@@ -24,9 +24,9 @@ from modelexport.cli.console import (
 from modelexport.cli.source_options import input_options, merge_source_options
 from modelexport.cli.summary import module_tree
 from modelexport.errors import plural
-from modelexport.job import source_files
+from modelexport.options import SourceOptions
+from modelexport.source_export import source_files
 from modelexport.tagged.model import load
-from modelexport.tagged.records import SourceOptions
 from modelexport.verification.records import (
     FAILED,
     Blame,
@@ -164,8 +164,8 @@ class _Answer(NamedTuple):
 def _read_source_options(
     *,
     input_texts: tuple[str, ...],
-    input_shape: tuple[tuple[str, tuple[int, ...]], ...],
-    input_specs: Path | None,
+    input_shapes: dict[str, tuple[int, ...]],
+    input_specs: str | None,
     task: str | None,
     model_class: str | None,
     revision: str | None,
@@ -179,8 +179,8 @@ def _read_source_options(
         revision=revision,
         random_weights=random_weights,
         input_text=input_texts[0] if input_texts else None,
-        input_shapes=dict(input_shape),
-        input_specs=None if input_specs is None else str(input_specs),
+        input_shapes=input_shapes,
+        input_specs=input_specs,
     )
     return _SourceRequest(options, input_texts[1:], trust_remote_code)
 

@@ -45,6 +45,7 @@ from modelexport.onnx_file.model_file import (
     open_mapped,
     parse_model,
 )
+from modelexport.options import keyword_aliases
 from modelexport.tagged.model import (
     map_in_effect,
     recorded_tag,
@@ -80,10 +81,11 @@ class ExtractableModule(msgspec.Struct, frozen=True, rename={"class_": "class"})
     outputs: tuple[TensorInfo, ...]
 
 
+@keyword_aliases(onnx_model="path", output="output_path")
 def extract(
-    onnx_model: onnx.ModelProto | StrPath,
+    path: onnx.ModelProto | StrPath,
     module: str,
-    output: StrPath | None = None,
+    output_path: StrPath | None = None,
     *,
     call: int | None = None,
 ) -> Extraction:
@@ -94,13 +96,13 @@ def extract(
     for example because the exporter removed them.
 
     Args:
-        onnx_model: A tagged model or its path.
+        path: A tagged model or its path.
         module: A tag, a module path, an alias, or a glob that matches one module.
-        output: The file to write, with its sidecar and, if the source has one, a data file.
+        output_path: The file to write, with its sidecar and, if the source has one, a data file.
         call: The call to extract, from 0, of a module that ran more than once; None for all.
 
     Returns:
-        The model and its record; with `output`, the data of large initializers is only in the
+        The model and its record; with `output_path`, the data of large initializers is only in the
         files.
 
     Raises:
@@ -108,8 +110,8 @@ def extract(
         FileError: If a file cannot be read or written.
         FormatError: If the model is malformed or has no tags.
     """
-    target = None if output is None else check_output_path(output)
-    with pause_collector(), open_tagged(onnx_model) as file:
+    target = None if output_path is None else check_output_path(output_path)
+    with pause_collector(), open_tagged(path) as file:
         if target is not None:
             data_file = target.with_name(f"{target.name}.data")
             check_no_overwrite(file.path, file.source.proto, target, data_file)
@@ -153,7 +155,7 @@ def _warn_of_lost_results(file: OpenModel, ref: ModuleRef, boundary: Boundary) -
             f"the extracted model does not give all that {ref.path or 'the root'} returned: "
             f"{'; '.join(lost[:_MOST_LOST])}{more}"
         )
-        warnings.warn(message, ExtractionWarning, stacklevel=3)
+        warnings.warn(message, ExtractionWarning, stacklevel=4)
 
 
 def _constant_names(main: Subgraph) -> frozenset[str]:
@@ -321,11 +323,11 @@ def boundary_values(file: OpenModel) -> BoundaryValues:
     return BoundaryValues(graph, tags, Ancestry(file.modules.records), constants)
 
 
-def list_extractable(onnx_model: StrPath, module: str | None = None) -> list[ExtractableModule]:
+def list_modules(path: StrPath, module: str | None = None) -> list[ExtractableModule]:
     """List the modules that can be extracted.
 
     Args:
-        onnx_model: The path of a tagged model.
+        path: The tagged model.
         module: What to list: a tag, a module path, an alias, or a glob; None for all modules.
 
     Returns:
@@ -336,7 +338,7 @@ def list_extractable(onnx_model: StrPath, module: str | None = None) -> list[Ext
         FileError: If the file cannot be read.
         FormatError: If the model is malformed or has no tags.
     """
-    with open_tagged(onnx_model) as file:
+    with open_tagged(path) as file:
         if module is not None:
             ref = file.find(module)
             return _describe_modules(file, {ref.path: file.boundary(ref)})

@@ -21,6 +21,7 @@ from modelexport.graph.nested import Subgraph, SubgraphValue
 from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.tree import is_within
 from modelexport.onnx_file.model_file import StrPath
+from modelexport.options import keyword_aliases
 
 ChildCall = tuple[str, int | None]
 """The path of a child of the module, and the number of a call; None for all its calls."""
@@ -35,8 +36,9 @@ _UnitEdges = dict[_Unit, dict[_Unit, None]]
 """For each unit the others that it consumes values of, in order."""
 
 
+@keyword_aliases(onnx_model="path")
 def partition(
-    onnx_model: onnx.ModelProto | StrPath, module: str = "", *, call: int | None = None
+    path: onnx.ModelProto | StrPath, module: str = "", *, call: int | None = None
 ) -> Iterator[Extraction]:
     """Partition a module into an extracted model for each call of each child, and its own nodes.
 
@@ -58,7 +60,7 @@ def partition(
         FileError: If a file cannot be read.
         FormatError: If the model is malformed, has no tags, or its nodes are in no order that runs.
     """
-    with open_tagged(onnx_model) as file:
+    with open_tagged(path) as file:
         target = file.find(module, call)
         members = file.members(target)
         if file.is_whole_model(target):

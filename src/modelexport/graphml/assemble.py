@@ -22,7 +22,8 @@ from modelexport.graphml.format import (
 from modelexport.graphml.parts import CheckedSpan, Part, Parts, TerminalKey
 from modelexport.graphml.tensors import EXTERNAL, Section, Values, join, read_chunks, tensors_in
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.model_file import declared_span, external_location
+from modelexport.onnx_file.initializer_data import declared_span
+from modelexport.onnx_file.model_file import external_location
 
 # Field numbers of onnx.proto, fixed by the ONNX specification.
 _GRAPH = 7

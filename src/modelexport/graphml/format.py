@@ -11,6 +11,7 @@ import msgspec
 from modelexport.errors import ArgumentError
 from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.onnx_file.model_file import StrPath
+from modelexport.options import PARAMETER_MODES
 
 FORMAT_VERSION = "1.1"
 
@@ -61,8 +62,6 @@ EDGE_KEYS = {
     "target_input": _INT,
 }
 
-MODES = ("sidecar", "embedded", "reference")
-"""Where values of initializers are: in an .onnxdata file, in the GraphML, in the original model."""
 
 WRITE_AGAIN = "write it again with export-graphml"
 """The hint for a damaged file."""
@@ -106,7 +105,7 @@ def check_graphml(source: Path, output_path: StrPath | None, parameters: str) ->
     Args:
         source: The model file.
         output_path: The GraphML file; None for the default path beside the model.
-        parameters: Where the values of initializers go, one of `MODES`.
+        parameters: Where the values of initializers go, one of `PARAMETER_MODES`.
 
     Returns:
         The path of the GraphML file.
@@ -139,10 +138,11 @@ def check_graphml(source: Path, output_path: StrPath | None, parameters: str) ->
 
 
 def check_mode(parameters: str) -> None:
-    """Raise an ArgumentError for a parameter mode that is not one of `MODES`."""
-    if parameters not in MODES:
+    """Raise an ArgumentError for a parameter mode that is not one of `PARAMETER_MODES`."""
+    if parameters not in PARAMETER_MODES:
         raise ArgumentError(
-            f"there is no parameter mode {parameters!r}", hint=f"known: {', '.join(MODES)}"
+            f"there is no parameter mode {parameters!r}",
+            hint=f"known: {', '.join(PARAMETER_MODES)}",
         )
 
 

@@ -23,6 +23,7 @@ from modelexport.graphml.read import Document
 from modelexport.graphml.tensors import Span, read_chunks
 from modelexport.onnx_file.atomic_write import Transaction, check_output_path, transaction
 from modelexport.onnx_file.model_file import StrPath, as_path, is_file, open_mapped, parse_model
+from modelexport.options import keyword_aliases
 
 _MOST_GAPS, _LARGE = 16, 64 << 20
 
@@ -60,8 +61,9 @@ class ImportCheck(msgspec.Struct, frozen=True):
         return self.checker is None and self.same_topology
 
 
+@keyword_aliases(graphml="path")
 def import_onnx(
-    graphml: StrPath, output_path: StrPath, *, on_progress: Callable[[float], None] | None = None
+    path: StrPath, output_path: StrPath, *, on_progress: Callable[[float], None] | None = None
 ) -> Imported:
     """Write the model that a GraphML file holds, equal to the original field for field.
 
@@ -69,7 +71,7 @@ def import_onnx(
     file. A changed structure is an error.
 
     Args:
-        graphml: The GraphML file.
+        path: The GraphML file.
         output_path: The .onnx file to write.
         on_progress: Called now and then with how much is done, from 0 to 1.
 
@@ -82,7 +84,7 @@ def import_onnx(
         FormatError: If the file is damaged, or its structure was changed; the message names the
             element, and nothing is written.
     """
-    source, target = as_path(graphml), check_output_path(output_path)
+    source, target = as_path(path), check_output_path(output_path)
     with ExitStack() as stack:
         stack.enter_context(_name_file(source))
         stack.enter_context(pause_collector())

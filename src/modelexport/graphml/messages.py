@@ -23,7 +23,8 @@ from modelexport.graphml.tensors import (
     tensors_in,
 )
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.model_file import external_location, external_span, parse_model
+from modelexport.onnx_file.initializer_data import external_span
+from modelexport.onnx_file.model_file import external_location, parse_model
 from modelexport.tagged.model import TaggedModel
 
 # Field numbers of onnx.proto, fixed by the ONNX specification.

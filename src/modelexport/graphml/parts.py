@@ -16,9 +16,9 @@ from modelexport.graphml.format import (
     FUNCTION,
     INITIALIZERS,
     MODEL,
-    MODES,
     MODULE,
     OPERATOR,
+    PARAMETER_MODES,
     SPARSE,
     SUBGRAPH,
     TERMINALS,
@@ -291,7 +291,7 @@ def _parse_parameters(path: Path, card: DrawnNode) -> Parameters:
         raise FormatError(
             f"{path} does not say where its initializers are", hint=WRITE_AGAIN
         ) from error
-    if parameters.mode not in MODES:
+    if parameters.mode not in PARAMETER_MODES:
         raise FormatError(
             f"{path}: there is no parameter mode {parameters.mode!r}", hint=WRITE_AGAIN
         )

@@ -21,10 +21,10 @@ from modelexport.graphml.format import (
     GRAPHML,
     INITIALIZERS,
     MODEL,
-    MODES,
     MODULE,
     NODE_KEYS,
     OPERATOR,
+    PARAMETER_MODES,
     YED,
     Parameters,
     check_graphml,
@@ -46,6 +46,7 @@ from modelexport.onnx_file.model_file import (
     opset_imports,
     stored_nodes,
 )
+from modelexport.options import keyword_aliases
 from modelexport.tagged.model import TaggedModel
 
 _PROGRESS_STEP = 500
@@ -71,11 +72,12 @@ class GraphmlFiles(msgspec.Struct, frozen=True):
     sidecar_refused: str | None = None
 
 
+@keyword_aliases(onnx="path")
 def export_graphml(
-    onnx: StrPath,
+    path: StrPath,
     output_path: StrPath | None = None,
     *,
-    parameters: str = MODES[0],
+    parameters: str = PARAMETER_MODES[0],
     on_progress: Callable[[float], None] | None = None,
 ) -> GraphmlFiles:
     """Write a model as GraphML.
@@ -97,7 +99,7 @@ def export_graphml(
         FileError: If a file cannot be read or written.
         FormatError: If the file is not an ONNX model.
     """
-    source = as_path(onnx)
+    source = as_path(path)
     target = check_graphml(source, output_path, parameters)
     targets = {target.resolve(), data_path(target).resolve()}
     with ExitStack() as stack:

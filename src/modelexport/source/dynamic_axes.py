@@ -16,6 +16,7 @@ from modelexport.capture.inputs import ModelInputs, bind_inputs, parse_inputs, r
 from modelexport.capture.outputs import filter_outputs
 from modelexport.capture.recorder import flatten_tensors
 from modelexport.errors import FormatError, ModelRunError, SourceError
+from modelexport.options import SourceOptions
 from modelexport.report import ExportReport
 from modelexport.source.axis_groups import (
     Axes,
@@ -29,7 +30,6 @@ from modelexport.source.axis_groups import (
 )
 from modelexport.source.example_inputs import InputRequest, make_example_inputs, named_tensors
 from modelexport.source.load import LoadedModel, load_source
-from modelexport.tagged.records import SourceOptions
 from modelexport.verification.pytorch_run import as_array
 from modelexport.verification.records import (
     Array,

@@ -12,6 +12,7 @@ from modelexport.errors import FileError, FormatError
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.onnx_file.digests import record_digest
 from modelexport.onnx_file.digests import text_digest as text_digest
+from modelexport.options import SourceOptions
 
 FORMAT = "modelexport-hierarchy/1"
 METADATA_KEY = "modelexport.hierarchy"
@@ -109,18 +110,6 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     name: str
     dtype: str
     shape: tuple[int | str | None, ...]
-
-
-class SourceOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The options that say where the model and its inputs come from, to load the same again."""
-
-    task: str | None = None
-    model_class: str | None = None
-    revision: str | None = None
-    random_weights: bool = False
-    input_text: str | None = None
-    input_shapes: dict[str, tuple[int, ...]] = {}
-    input_specs: str | None = None
 
 
 class ExtractionRecord(msgspec.Struct, frozen=True, gc=False):

@@ -22,6 +22,7 @@ from modelexport.onnx_file.model_file import (
     parse_model,
     require_data_file,
 )
+from modelexport.options import keyword_aliases
 from modelexport.tagged.records import METADATA_KEY, decode_tag
 
 _SCRUBBED = ("doc_string", "metadata_props")
@@ -46,14 +47,15 @@ def _original_doc(doc_string: bytes | None) -> bytes | None:
     return None if tag.doc is None else tag.doc.encode()
 
 
-def strip(source: StrPath, target: StrPath) -> Path:
+@keyword_aliases(source="path", target="output_path")
+def strip(path: StrPath, output_path: StrPath) -> Path:
     """Write a file without its map: the baseline, byte for byte.
 
-    Where the model has data files and `target` is in another folder, they are copied along.
+    Where the model has data files and `output_path` is in another folder, they are copied along.
 
     Args:
-        source: The tagged file.
-        target: The file to write.
+        path: The tagged file.
+        output_path: The file to write.
 
     Returns:
         The path of the file written.
@@ -63,7 +65,7 @@ def strip(source: StrPath, target: StrPath) -> Path:
         FileError: A file cannot be read or written.
         FormatError: The source is not an ONNX model.
     """
-    return strip_file(source, target)[0]
+    return strip_file(path, output_path)[0]
 
 
 def strip_file(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:

@@ -12,11 +12,13 @@ from torch.export import ExportedProgram
 from modelexport.capture.inputs import ModelInputs, bind_inputs, in_signature_order, parse_inputs
 from modelexport.capture.model_state import check_has_weights, unwrap_model
 from modelexport.errors import ArgumentError, ArgumentTypeError, ModelRunError, describe_type
+from modelexport.exporters import CALL_ORDER_EXPORTERS
 from modelexport.extraction.extract import OpenModel, open_tagged
 from modelexport.garbage import pause_collector
 from modelexport.modules.lookup import Selection
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import StrPath, as_path, external_files, require_data_file
+from modelexport.options import keyword_aliases
 from modelexport.verification.blame import BlameFinder, Suspect, Values, Verdict
 from modelexport.verification.inputs import match_inputs, random_input_sets
 from modelexport.verification.pairing import Gaps, Pair, PairedCall, Pairing
@@ -36,10 +38,11 @@ from modelexport.verification.runtime import Session, import_onnxruntime
 from modelexport.verification.summary import summarize, worst_calls
 
 
+@keyword_aliases(onnx_path="path")
 def verify(
     model: nn.Module | ExportedProgram,
     example_inputs: Any,
-    onnx_path: StrPath,
+    path: StrPath,
     *,
     atol: float = Tolerance().atol,
     rtol: float = Tolerance().rtol,
@@ -60,7 +63,7 @@ def verify(
     Args:
         model: The model that was exported, or a program of `torch.export`.
         example_inputs: Inputs as `export_model` takes them; None for a program's own.
-        onnx_path: The tagged file.
+        path: The tagged file.
         atol: Absolute tolerance of a value.
         rtol: Relative tolerance of a value, added to `atol`.
         module: Only compare modules that match this tag, module path or glob, and those below.
@@ -82,7 +85,7 @@ def verify(
         SourceError: If ONNX Runtime is not installed.
     """
     tolerance = make_tolerance(atol, rtol)
-    path = as_path(onnx_path)
+    path = as_path(path)
     runnable = _runnable(model)
     sets = [_bind(model, runnable, inputs) for inputs in (example_inputs, *further_inputs)]
     given = len(sets)
@@ -186,7 +189,7 @@ class _Verifier(NamedTuple):
         """Match inputs to those of the file."""
         records = self.file.source.records
         # dynamo keeps the order in which keywords are passed, torchscript uses forward's.
-        if records is None or records.export.exporter != "dynamo":
+        if records is None or records.export.exporter not in CALL_ORDER_EXPORTERS:
             inputs = in_signature_order(self.model, inputs)
         return match_inputs(self.file.source.proto.graph, self.model, inputs)
 
