@@ -20,9 +20,10 @@ from onnx import numpy_helper
 from benchmarks.generated import write_graph
 from benchmarks.reading import peak_kib
 from benchmarks.table import Row, against, growth, size
-from modelexport.graphml.format import PARAMETER_MODES, data_path, graphml_path
+from modelexport.graphml.format import data_path, graphml_path
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import open_mapped
+from modelexport.options import PARAMETER_MODES
 
 SIZES = (10_000, 100_000)
 ROUNDS = 4

@@ -23,10 +23,10 @@ from modelexport.graphml.format import (
     GRAPH_KEYS,
     GRAPHML,
     NODE_KEYS,
-    PARAMETER_MODES,
     checksum,
 )
 from modelexport.modules.record import NodeTag
+from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import METADATA_KEY, EmbeddedMap, Sidecar, encode_tag
 
 _NAMES = ("x", "y", "z", "w", "m", "a/b", "é", "", "x ", "main")

@@ -16,8 +16,8 @@ import modelexport
 from graphml.handmade import HANDMADE, model, value
 from modelexport.attribution.module_records import HierarchyMap, tagged_chunks
 from modelexport.graph.flat import flatten
-from modelexport.graphml.format import PARAMETER_MODES
 from modelexport.modules.record import ModuleRecord, NodeTag
+from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import ExportRecord, ModelRecord, encode_sidecar
 from modelexport.tagged.tables import complete_sidecar, consumer_tags, tags_of_node
 

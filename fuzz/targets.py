@@ -33,7 +33,7 @@ from modelexport.batch.jobs import read_jobs
 from modelexport.batch.results import JobResult, ResultsFile
 from modelexport.errors import FormatError, ModelExportError
 from modelexport.extraction.extract import list_modules
-from modelexport.graphml.format import PARAMETER_MODES
+from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import METADATA_KEY, decode_embedded, encode_embedded, text_digest
 
 Damage = Callable[[Draw, bytes], bytes]

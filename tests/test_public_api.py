@@ -13,12 +13,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 from click.testing import CliRunner
-from modelexport.graphml.dialect import PARAMETER_MODES
 
 import modelexport
 from modelexport import errors
 from modelexport.cli.main import main
-from modelexport.options import PARAMETER_MODES
 
 pytestmark = pytest.mark.sanity
 
@@ -283,10 +281,6 @@ def test_options_of_an_exporter_can_be_overridden_by_another_name(tmp_path: Path
     options: Any = {"torch_nn": "all"}
     report = exporter.export(torch.nn.Linear(1, 1), torch.ones(1), tmp_path / "m.onnx", **options)
     assert report.strategy == "htp"
-
-
-def test_graphml_has_the_same_parameter_modes() -> None:
-    assert PARAMETER_MODES == PARAMETER_MODES
 
 
 FACTORY = """

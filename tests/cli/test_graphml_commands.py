@@ -198,7 +198,7 @@ def test_validate_of_what_onnx_runtime_cannot_be_given(tmp_path: Path) -> None:
         "--validate",
     )
     assert result.exit_code == 0, result.output
-    assert "loaded the model, did not run it: inputs that are no plain tensors" in " ".join(
+    assert "loaded the model, did not run it: inputs that are not plain tensors" in " ".join(
         result.stdout.split()
     )
 

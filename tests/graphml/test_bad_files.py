@@ -22,7 +22,8 @@ import modelexport
 from graphml.drawing import Drawing, G
 from graphml.handmade import model, value
 from modelexport.cli.main import main
-from modelexport.graphml.format import PARAMETER_MODES, checksum
+from modelexport.graphml.format import checksum
+from modelexport.options import PARAMETER_MODES
 
 pytestmark = [pytest.mark.sanity]
 

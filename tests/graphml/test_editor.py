@@ -16,7 +16,7 @@ from exports import export
 from graphml.drawing import Drawing, G, Y
 from graphml.handmade import HANDMADE, model, value
 from modelexport.errors import FormatError
-from modelexport.graphml.format import PARAMETER_MODES
+from modelexport.options import PARAMETER_MODES
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 

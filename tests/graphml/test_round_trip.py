@@ -15,8 +15,8 @@ from extraction.running import identical, session
 from graphml import handmade
 from graphml.handmade import HANDMADE
 from modelexport.errors import FormatError
-from modelexport.graphml.format import PARAMETER_MODES
 from modelexport.onnx_file.model_file import external_files
+from modelexport.options import PARAMETER_MODES
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 

@@ -11,10 +11,11 @@ from rich.console import RenderableType
 
 from modelexport.cli.console import line, note, progress, show, size
 from modelexport.errors import plural
-from modelexport.graphml.format import PARAMETER_MODES, graphml_path
+from modelexport.graphml.format import graphml_path
 from modelexport.graphml.import_onnx import check_import, import_onnx
 from modelexport.graphml.write import GraphmlFiles, export_graphml
 from modelexport.onnx_file.atomic_write import check_output_path
+from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import sidecar_path
 
 parameters_option: Callable[[Any], Any] = click.option(

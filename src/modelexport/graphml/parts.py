@@ -18,7 +18,6 @@ from modelexport.graphml.format import (
     MODEL,
     MODULE,
     OPERATOR,
-    PARAMETER_MODES,
     SPARSE,
     SUBGRAPH,
     TERMINALS,
@@ -32,6 +31,7 @@ from modelexport.graphml.read import Document, DrawnNode, node_title, parse_numb
 from modelexport.graphml.tensors import FIELDS, Span
 from modelexport.graphml.text import attributes_text
 from modelexport.onnx_file.model_file import is_file, is_inside, missing_data_error
+from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import UNREADABLE
 
 UNDO = "undo the change; import-onnx restores the exported model and applies no edits"

@@ -24,7 +24,6 @@ from modelexport.graphml.format import (
     MODULE,
     NODE_KEYS,
     OPERATOR,
-    PARAMETER_MODES,
     YED,
     Parameters,
     check_graphml,
@@ -46,7 +45,7 @@ from modelexport.onnx_file.model_file import (
     opset_imports,
     stored_nodes,
 )
-from modelexport.options import keyword_aliases
+from modelexport.options import PARAMETER_MODES, keyword_aliases
 from modelexport.tagged.model import TaggedModel
 
 _PROGRESS_STEP = 500
