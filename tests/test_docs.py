@@ -165,7 +165,7 @@ def _options(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("page", "complaint"),
+    ("page", "check_onnx"),
     [
         ("```sh\nmodelexport analyze absent.onnx\n```", "exits with 2"),
         ("```sh\nfalse\n```", "exits with 1"),
@@ -185,9 +185,9 @@ def _options(name: str) -> set[str]:
         ("```sh\npip install ./absent\n```", "absent"),
     ],
 )
-def test_a_page_that_is_wrong_is_found_out(page: str, complaint: str, tmp_path: Path) -> None:
+def test_a_page_that_is_wrong_is_found_out(page: str, check_onnx: str, tmp_path: Path) -> None:
     shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
-    with pytest.raises(UnfitError, match=complaint):
+    with pytest.raises(UnfitError, match=check_onnx):
         Reader(tmp_path, ELSEWHERE).follow(page)
 
 

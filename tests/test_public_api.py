@@ -54,7 +54,7 @@ PUBLIC = {
     "FallbackWarning",
     "FileError",
     "FileFacts",
-    "FileSide",
+    "FileSummary",
     "Finding",
     "FormatError",
     "Graph",

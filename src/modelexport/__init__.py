@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from modelexport.analysis.compare import (
         Comparison,
-        FileSide,
+        FileSummary,
         ModuleChange,
         NodeChange,
         TagChanges,
@@ -106,7 +106,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "analysis.analyze": "Analysis DataFile FileFacts ModuleFacts NodeFacts Totals analyze",
     "analysis.compare": (
-        "Comparison FileSide ModuleChange NodeChange TagChanges WeightChanges compare"
+        "Comparison FileSummary ModuleChange NodeChange TagChanges WeightChanges compare"
     ),
     "analysis.findings": "Finding",
     "analysis.repair": "Repair",
@@ -180,7 +180,7 @@ __all__ = [
     "FallbackWarning",
     "FileError",
     "FileFacts",
-    "FileSide",
+    "FileSummary",
     "Finding",
     "FormatError",
     "Graph",

@@ -152,9 +152,9 @@ def export_with(
         report = _make_report(request, exported, hierarchy, steps)
         if report.report_path is not None:
             page = stage.write("report", [markdown_page(report).encode()])
-            stage.place(page, report.report_path.name)
+            stage.publish(page, report.report_path.name)
         # The model is placed last, so that no program sees it without the files it refers to.
-        stage.place(model_file, target.name)
+        stage.publish(model_file, target.name)
         stage.commit()
     report = _write_graph_text(report, request, exported)
     if request.paths.graphml is not None:
@@ -266,9 +266,9 @@ def _write_files(
 ) -> Path:
     """Place the data files and the sidecar, and write the model for a later step to place."""
     for name, path in sorted(exported.baseline.files.items()):
-        stage.place(path, name)
+        stage.publish(path, name)
     sidecar = stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)])
-    stage.place(sidecar, sidecar_path(request.paths.onnx).name)
+    stage.publish(sidecar, sidecar_path(request.paths.onnx).name)
     data = exported.data
     return stage.write("model", [data] if request.options.clean else tagged_chunks(data, hierarchy))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from modelexport.analysis.outline import outline, shortened
+from modelexport.analysis.outline import outline, shorten
 from modelexport.errors import FallbackWarning, GraphmlWarning
 from modelexport.exporters import AUTO_EXPORTERS
 from modelexport.modules.record import ModuleRecord
@@ -279,7 +279,7 @@ def _end(kind: str, info: TensorInfo) -> Sequence[str]:
 
 
 def _tree(modules: dict[str, ModuleRecord]) -> Iterator[str]:
-    lines = shortened(outline(modules), _MOST_ROWS)
+    lines = shorten(outline(modules), _MOST_ROWS)
     width = max((len(line.text) for line in lines), default=0)
     yield "```text"
     for line in lines:

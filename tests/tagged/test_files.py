@@ -65,7 +65,7 @@ def test_tags_name_the_consumers(strategy: str, tmp_path: Path) -> None:
     exported = modelexport.load(report.onnx_path)
     for index, (node, tag) in enumerate(exported.items()):
         assert tag is not None
-        others = [exported.tags[i] for i in exported.graph.readers(index)]
+        others = [exported.tags[i] for i in exported.graph.consumers_of(index)]
         consumers = {other.hierarchy_path for other in others if other is not None}
         assert set(tag.hierarchy_tags[1:]) == consumers - {tag.hierarchy_path}
         assert report.hierarchy.tensors[node.key].producer == tag.hierarchy_path

@@ -25,7 +25,7 @@ from modelexport.tagged.records import TensorInfo
 from modelexport.tagged.tables import tensor_infos
 
 
-class FileSide(msgspec.Struct, frozen=True):
+class FileSummary(msgspec.Struct, frozen=True):
     """A summary of one of the two files."""
 
     file: str
@@ -90,8 +90,8 @@ class Comparison(msgspec.Struct, frozen=True):
     """The result of `compare`: whether the topology is the same, and every difference."""
 
     same_topology: bool
-    a: FileSide
-    b: FileSide
+    a: FileSummary
+    b: FileSummary
     same_opset: bool
     same_inputs: bool
     same_outputs: bool
@@ -139,10 +139,10 @@ class _ComparedFile:
         tags = self.model.effective_tags
         return [None if tag is None else tag.hierarchy_module for tag in tags]
 
-    def summary(self) -> FileSide:
+    def summary(self) -> FileSummary:
         """Summarize the file for the result."""
         proto, tags = self.model.proto, self.model.effective_tags
-        return FileSide(
+        return FileSummary(
             file=self.model.path.name,
             nodes=len(tags),
             tagged_nodes=sum(tag is not None for tag in tags),

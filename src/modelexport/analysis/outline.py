@@ -52,7 +52,7 @@ def outline(modules: Mapping[str, TreeModule]) -> list[Line]:
     return _Outline(modules).lines()
 
 
-def shortened(lines: list[Line], most: int) -> list[Line]:
+def shorten(lines: list[Line], most: int) -> list[Line]:
     """Drop the lowest levels of a tree until it fits.
 
     Args:

@@ -82,9 +82,9 @@ def _replace_files(folder: Path, contents: dict[Path, list[wire.Buffer]]) -> tup
         for path in contents:
             if path.exists():
                 backups.append(_backup_name(path))
-                stage.place(_link_or_copy(path, stage.work / backups[-1]), backups[-1])
+                stage.publish(_link_or_copy(path, stage.work / backups[-1]), backups[-1])
         for path, content in contents.items():
-            stage.place(stage.write(path.name, content), path.name)
+            stage.publish(stage.write(path.name, content), path.name)
         stage.commit()
     return tuple(backups)
 
@@ -150,7 +150,7 @@ class _Plan:
                 tags.append(old)
                 continue
             if changed_values.isdisjoint(node.outputs) and all(
-                certain[consumer] for consumer in graph.readers(index)
+                certain[consumer] for consumer in graph.consumers_of(index)
             ):
                 every = tags_of_node(node, tag.hierarchy_path, recorded.consumers)
                 tag = msgspec.structs.replace(tag, hierarchy_tags=every, hierarchy_count=len(every))

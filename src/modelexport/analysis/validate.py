@@ -97,7 +97,7 @@ def _check_compliance(model: TaggedModel) -> list[Finding]:
     ]
     if missing:
         return missing
-    message = complaint(model.path)
+    message = check_onnx(model.path)
     if message is None:
         return []
     return [make_finding(Code.ONNX_INVALID, model.path.name, " ".join(message.split()))]
@@ -108,7 +108,7 @@ def _has_tags(model: TaggedModel) -> bool:
     return model.has_metadata or model.in_effect.source is not None
 
 
-def complaint(path: Path) -> str | None:
+def check_onnx(path: Path) -> str | None:
     """Run ONNX's full check on a file.
 
     Args:

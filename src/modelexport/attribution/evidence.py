@@ -200,7 +200,7 @@ def _settled_neighbours(facts: Facts, index: int, settled: Mapping[int, Site]) -
     """Return the first settled nodes before and after a node, within its own subgraph."""
     enclosing = facts.graph.nodes[index].enclosing
     neighbours: set[int] = set()
-    for step in (facts.graph.writers, facts.graph.readers):
+    for step in (facts.graph.producers_of, facts.graph.consumers_of):
         pending, seen = list(step(index)), {index}
         while pending and len(seen) < _MAX_VISITED:
             other = pending.pop()
@@ -231,9 +231,9 @@ def by_dataflow(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
     nodes = facts.graph.nodes
     # Consumers come after a node and producers before it: in these orders one pass each is enough.
     for index in reversed(range(len(nodes))):
-        _settle(facts, known, index, facts.graph.readers(index))
+        _settle(facts, known, index, facts.graph.consumers_of(index))
     for index in range(len(nodes)):
-        _settle(facts, known, index, facts.graph.writers(index))
+        _settle(facts, known, index, facts.graph.producers_of(index))
     for index, node in enumerate(nodes):
         if index not in known and node.enclosing in known:
             known[index] = known[node.enclosing]
@@ -291,7 +291,7 @@ def by_agreement(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
     for index in reversed(range(len(facts.graph.nodes))):
         if index in settled:
             continue
-        sites = {settled.get(i) or agreed.get(i) for i in facts.graph.readers(index)}
+        sites = {settled.get(i) or agreed.get(i) for i in facts.graph.consumers_of(index)}
         site = sites.pop() if len(sites) == 1 else None
         if site is not None:
             agreed[index] = site

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from modelexport.analysis.compare import Comparison, FileSide, ModuleChange, compare
+from modelexport.analysis.compare import Comparison, FileSummary, ModuleChange, compare
 from modelexport.cli.console import (
     check_output,
     describe_tensor,
@@ -93,7 +93,7 @@ def _view(result: Comparison) -> Iterator[RenderableType]:
         yield line(f"… and {more} more; --output-format json has them")
 
 
-def _describe_file(side: FileSide) -> str:
+def _describe_file(side: FileSummary) -> str:
     """Describe one of the two files by its counts."""
     tags = (
         f"{side.tagged_nodes:,} tagged with {plural(side.tags, 'tag')}"

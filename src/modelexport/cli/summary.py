@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from modelexport.analysis.outline import TreeModule, outline, shortened
+from modelexport.analysis.outline import TreeModule, outline, shorten
 from modelexport.cli.console import describe_tensor, line, listed, note, plain_table, show, visible
 from modelexport.errors import plural
 
@@ -97,7 +97,7 @@ def module_tree(
         The table, for `show`, and a line if deeper levels are left out.
     """
     whole = outline(modules)
-    lines = shortened(whole, MOST_LINES)
+    lines = shorten(whole, MOST_LINES)
     titles = {"module": False, **{title: title in _NUMBERS for title in columns}}
     rows = [(row.text, *(cell(row.paths[0]) for cell in columns.values())) for row in lines]
     yield plain_table(titles, rows)

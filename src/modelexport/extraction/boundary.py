@@ -55,9 +55,9 @@ class Boundary(NamedTuple):
     def size(self) -> int:
         """The number of nodes, with those nested in them, without copied constants."""
         return sum(
-            1 + sum(sum(1 for _ in inner.tags_inside()) for inner in nested)
+            1 + sum(sum(1 for _ in inner.all_tags()) for inner in nested)
             for part in self.parts
-            for nested in (part.subgraph.bodies.get(index, ()) for index in part.nodes)
+            for nested in (part.subgraph.subgraphs.get(index, ()) for index in part.nodes)
         )
 
     def values_by_subgraph(self) -> dict[Subgraph, dict[str, None]]:
@@ -110,7 +110,7 @@ def whole_model(main: Subgraph) -> Boundary:
         (SubgraphPart(main, tuple(range(len(main.nodes)))),),
         tuple(SubgraphValue(main, value.name) for value in main.graph.input),
         tuple(SubgraphValue(main, value.name) for value in main.graph.output),
-        tuple(SubgraphValue(main, name) for name in main.weights),
+        tuple(SubgraphValue(main, name) for name in main.initializers),
     )
 
 
@@ -135,7 +135,7 @@ def find_members(
             for key in keys:
                 if key not in held:
                     groups[key].append(index)
-            nested = subgraph.bodies.get(index, ())
+            nested = subgraph.subgraphs.get(index, ())
             pending += [(inner, held.union(keys)) for inner in nested]
         for key, indices in groups.items():
             members.setdefault(key, []).append((subgraph, indices))
@@ -160,7 +160,7 @@ class ConsumerIndex:
         if subgraph not in self._consumers:
             consumers = self._consumers[subgraph] = {}
             for index in range(len(subgraph.nodes)):
-                for name in subgraph.reads(index):
+                for name in subgraph.inputs_of(index):
                     consumers.setdefault(name, []).append(index)
         return self._consumers[subgraph]
 
@@ -211,7 +211,7 @@ class _Sources:
             name for index in indices for name in subgraph.nodes[index].output
         }
         flow = subgraph.flow(max(indices) + 1)
-        for name in dict.fromkeys(name for index in indices for name in subgraph.reads(index)):
+        for name in dict.fromkeys(name for index in indices for name in subgraph.inputs_of(index)):
             self._add_source(flow, name)
 
     def _add_source(self, flow: ConstantFlow, name: str) -> None:
@@ -232,7 +232,7 @@ class _Sources:
             constants = self._constants.setdefault(home.level, set())
             if index not in constants:
                 constants.add(index)
-                pending += [(home, source) for source in home.level.reads(index)]
+                pending += [(home, source) for source in home.level.inputs_of(index)]
 
     def parts(self) -> tuple[SubgraphPart, ...]:
         """Return the nodes and constants by subgraph, outer ones first."""
@@ -254,7 +254,7 @@ def _outwards(subgraph: Subgraph) -> Iterator[Subgraph]:
 
 def _initializer_holder(subgraph: Subgraph, name: str) -> Subgraph | None:
     """Return the innermost subgraph, from this one outwards, with an initializer of this name."""
-    return next((outer for outer in _outwards(subgraph) if name in outer.weights), None)
+    return next((outer for outer in _outwards(subgraph) if name in outer.initializers), None)
 
 
 def _outermost_scope(flow: ConstantFlow, name: str) -> Subgraph:

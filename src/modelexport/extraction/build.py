@@ -184,8 +184,8 @@ def _copy_nodes(
         if subgraph.outer is not None and node.name:
             node.name = subgraph.prefix + node.name  # runtimes refuse two nodes of one name
         tags.append(subgraph.tags[index])
-        for nested in subgraph.bodies.get(index, ()):
-            tags += nested.tags_inside()
+        for nested in subgraph.subgraphs.get(index, ()):
+            tags += nested.all_tags()
     return tags
 
 
@@ -218,12 +218,12 @@ def _copy_initializers(
     indices: list[int | None] = []
     for value in boundary.initializers:
         subgraph, name = value.level, _new_name(value, new_names)
-        initializer = subgraph.weights[value.name]
+        initializer = subgraph.initializers[value.name]
         if isinstance(initializer, onnx.TensorProto):
             graph.initializer.add().CopyFrom(initializer)
             graph.initializer[-1].name = name
             is_main = subgraph.outer is None
-            indices.append(subgraph.weight_places[value.name] if is_main else None)
+            indices.append(subgraph.initializer_indices[value.name] if is_main else None)
         else:
             graph.sparse_initializer.add().CopyFrom(initializer)
             graph.sparse_initializer[-1].values.name = name

@@ -163,7 +163,7 @@ def _constant_names(main: Subgraph) -> frozenset[str]:
     return frozenset(
         name
         for subgraph in main
-        for name in (*subgraph.weights, *subgraph.flow(len(subgraph.nodes)).constant)
+        for name in (*subgraph.initializers, *subgraph.flow(len(subgraph.nodes)).constant)
     )
 
 
@@ -189,7 +189,7 @@ class OpenModel(NamedTuple):
             ArgumentError: If there is no such module or call.
         """
         ref = self.modules.find(module)
-        return ref if call is None else self.modules.called(ref, call)
+        return ref if call is None else self.modules.select_call(ref, call)
 
     def boundary(self, ref: ModuleRef) -> Boundary:
         """Find the nodes of a module, and the values that enter and leave it.
@@ -226,10 +226,10 @@ class OpenModel(NamedTuple):
         main = self.source.main
         if self.is_whole_model(ref):
             return [(main, list(range(len(main.nodes))))] if main.nodes else []
-        belongs = self.modules.holds(ref)
+        belongs = self.modules.node_filter(ref)
         members = find_members(main, lambda path, call: (ref,) if belongs(path, call) else ())
         if not members:
-            raise self.modules.nothing(ref)
+            raise self.modules.no_nodes_error(ref)
         return members[ref]
 
 
@@ -287,7 +287,7 @@ def _parse(path: Path, data: bytes | memoryview) -> OpenModel:
     if not _is_tagged(main) and main.nodes:
         raise _untagged_error(path, effective.refused)
     records = effective.records
-    modules = ModuleIndex({} if records is None else records.modules, main.tags_inside())
+    modules = ModuleIndex({} if records is None else records.modules, main.all_tags())
     source = SourceModel(path.name, proto, main, TypeInference(proto, main), records)
     return OpenModel(path, source, modules, InitializerSource(data, fields, path))
 
@@ -317,7 +317,7 @@ def boundary_values(file: OpenModel) -> BoundaryValues:
     """
     main = file.source.main
     graph = flatten(file.source.proto)
-    tags = list(main.tags_inside())
+    tags = list(main.all_tags())
     tags += [None] * (len(graph.nodes) - len(tags))  # nodes of functions belong to their callers
     constants = main.flow(len(main.nodes)).constant
     return BoundaryValues(graph, tags, Ancestry(file.modules.records), constants)

@@ -73,12 +73,12 @@ def write_extracted(
         external = list(external_tensors(proto))
         written: list[Path] = []
         if external:
-            stage.place(stage.write("data", _lay_out(external, files, data.name)), data.name)
+            stage.publish(stage.write("data", _lay_out(external, files, data.name)), data.name)
             written.append(data)
         if model.sidecar is not None:
-            stage.place(stage.write("sidecar", [encode_sidecar(model.sidecar)]), sidecar.name)
+            stage.publish(stage.write("sidecar", [encode_sidecar(model.sidecar)]), sidecar.name)
             written.append(sidecar)
-        stage.place(stage.write("model", _encode(proto, model, source)), target.name)
+        stage.publish(stage.write("model", _encode(proto, model, source)), target.name)
         for left_over in {data, sidecar}.difference(written):
             stage.remove(left_over.name)
         stage.commit()

@@ -77,7 +77,9 @@ def _partition_constants(file: OpenModel, target: ModuleRef) -> Iterator[Extract
     """Yield a model without nodes for the initializers that are outputs of the model."""
     main = file.source.main
     values = tuple(
-        SubgraphValue(main, value.name) for value in main.graph.output if value.name in main.weights
+        SubgraphValue(main, value.name)
+        for value in main.graph.output
+        if value.name in main.initializers
     )
     if values:
         extracted = build_model(file.source, Boundary((), (), values, values), target, "")
@@ -133,7 +135,7 @@ class _ModuleValues:
         self._leaving = set(leaving_values(subgraph, nodes, results, ConsumerIndex()))
         self._constant = subgraph.flow(len(subgraph.nodes)).constant
         self._producer = {name: index for index in nodes for name in self._outputs(index)}
-        self._inputs = {index: subgraph.reads(index) for index in nodes}
+        self._inputs = {index: subgraph.inputs_of(index) for index in nodes}
         self._consumers: defaultdict[str, list[int]] = defaultdict(list)
         for index, names in self._inputs.items():
             for name in names:

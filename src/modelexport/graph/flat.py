@@ -116,7 +116,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False, dict=True):
                     known.append(index)
         return consumers
 
-    def readers(self, index: int) -> Iterator[int]:
+    def consumers_of(self, index: int) -> Iterator[int]:
         """Iterate over the nodes that consume an output of a node.
 
         Args:
@@ -128,7 +128,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False, dict=True):
         for name in self.nodes[index].outputs:
             yield from self.consumers.get(name, ())
 
-    def writers(self, index: int) -> Iterator[int]:
+    def producers_of(self, index: int) -> Iterator[int]:
         """Iterate over the nodes that produce an input of a node.
 
         Args:

@@ -152,7 +152,7 @@ class TypeInference:
 
     def _record(self, graph: onnx.GraphProto, wanted: set[str]) -> None:
         """Keep the inferred types of these values, in the main graph and those inside it."""
-        inner = Subgraph(graph, no_tags) if self._main.bodies else ()
+        inner = Subgraph(graph, no_tags) if self._main.subgraphs else ()
         for prefix, nested in (("", graph), *((level.prefix, level.graph) for level in inner)):
             known = self._inferred.setdefault(prefix, {})
             for name, kind in _complete_types(nested, wanted):

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import onnx
 
 from modelexport.graph.flat import nested_graphs, subgraph_prefix
-from modelexport.graph.order import running_order
+from modelexport.graph.order import topological_order
 from modelexport.modules.record import NodeTag
 
-Label = Callable[[str, Sequence[onnx.NodeProto]], list[NodeTag | None]]
+TagReader = Callable[[str, Sequence[onnx.NodeProto]], list[NodeTag | None]]
 """Returns the tags of the nodes of a graph, given the prefix of its keys."""
 
 
@@ -29,13 +29,13 @@ class Subgraph:
     Attributes:
         nodes: The nodes in file order.
         tags: The tag of each node.
-        bodies: The subgraphs of a node, by its index.
+        subgraphs: The subgraphs of a node, by its index.
     """
 
     def __init__(
         self,
         graph: onnx.GraphProto,
-        label: Label,
+        label: TagReader,
         prefix: str = "",
         outer: Subgraph | None = None,
         place: int = -1,
@@ -46,14 +46,14 @@ class Subgraph:
         self.place = place
         self.nodes: list[onnx.NodeProto] = list(graph.node)
         self.tags = label(prefix, self.nodes)
-        self.bodies: dict[int, list[Subgraph]] = {}
+        self.subgraphs: dict[int, list[Subgraph]] = {}
         self._flow: ConstantFlow | None = None
         for index, node in enumerate(self.nodes):
             attributes = node.attribute
             nested = nested_graphs(attributes) if attributes else ()
             if nested:
                 key = node_key(prefix, index, node)
-                self.bodies[index] = [
+                self.subgraphs[index] = [
                     Subgraph(inner, label, subgraph_prefix(key, name), self, index)
                     for name, inner in nested
                 ]
@@ -61,11 +61,11 @@ class Subgraph:
     def __iter__(self) -> Iterator[Subgraph]:
         """Iterate over this graph and all inside it, in file order."""
         yield self
-        for subgraphs in self.bodies.values():
+        for subgraphs in self.subgraphs.values():
             for subgraph in subgraphs:
                 yield from subgraph
 
-    def tags_inside(self) -> Iterator[NodeTag | None]:
+    def all_tags(self) -> Iterator[NodeTag | None]:
         """Iterate over the tags of this graph and of all inside it.
 
         Yields:
@@ -73,10 +73,10 @@ class Subgraph:
         """
         for index, tag in enumerate(self.tags):
             yield tag
-            for subgraph in self.bodies.get(index, ()):
-                yield from subgraph.tags_inside()
+            for subgraph in self.subgraphs.get(index, ()):
+                yield from subgraph.all_tags()
 
-    def reads(self, index: int) -> list[str]:
+    def inputs_of(self, index: int) -> list[str]:
         """List the values that a node consumes, those that its subgraphs capture among them.
 
         Args:
@@ -86,7 +86,7 @@ class Subgraph:
             The names of the values.
         """
         names = [name for name in self.nodes[index].input if name]
-        for subgraph in self.bodies.get(index, ()):
+        for subgraph in self.subgraphs.get(index, ()):
             names += subgraph.captured
         return names
 
@@ -95,15 +95,15 @@ class Subgraph:
         """The values of outer graphs that this graph and those inside it consume."""
         own = {name for node in self.nodes for name in node.output}
         own.update(value.name for value in self.graph.input)
-        own.update(self.weights)
+        own.update(self.initializers)
         consumed = dict.fromkeys(
-            name for index in range(len(self.nodes)) for name in self.reads(index)
+            name for index in range(len(self.nodes)) for name in self.inputs_of(index)
         )
         consumed.update(dict.fromkeys(value.name for value in self.graph.output))
         return [name for name in consumed if name not in own]
 
     @functools.cached_property
-    def weights(self) -> dict[str, onnx.TensorProto | onnx.SparseTensorProto]:
+    def initializers(self) -> dict[str, onnx.TensorProto | onnx.SparseTensorProto]:
         """The initializers of this graph, by name."""
         tensors: dict[str, onnx.TensorProto | onnx.SparseTensorProto] = {
             tensor.name: tensor for tensor in self.graph.initializer
@@ -124,7 +124,7 @@ class Subgraph:
         return values
 
     @functools.cached_property
-    def weight_places(self) -> dict[str, int]:
+    def initializer_indices(self) -> dict[str, int]:
         """The index of each dense initializer of this graph, by name."""
         return {tensor.name: index for index, tensor in enumerate(self.graph.initializer)}
 
@@ -155,12 +155,12 @@ def sort_nodes(level: Subgraph) -> None:
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     consumers: list[list[int]] = [[] for _ in nodes]
     for index in range(len(nodes)):
-        sources = {producer[name] for name in level.reads(index) if name in producer}
+        sources = {producer[name] for name in level.inputs_of(index) if name in producer}
         for source in sources - {index}:
             consumers[source].append(index)
     # A detached graph, because clearing the field would invalidate the nodes that are in it.
     ordered = onnx.GraphProto()
-    ordered.node.extend(nodes[index] for index in running_order(consumers, strict=True))
+    ordered.node.extend(nodes[index] for index in topological_order(consumers, strict=True))
     del level.graph.node[:]
     level.graph.node.extend(ordered.node)
 
@@ -201,14 +201,14 @@ class ConstantFlow:
         self.outer = None if level.outer is None else level.outer.flow(level.place)
         self.constant: dict[str, int] = {}
         self.in_order = True
-        initializers, subgraphs = level.weights, level.bodies
+        initializers, subgraphs = level.initializers, level.subgraphs
         self.varying: set[str] = set() if self.outer is None else set(self.outer.varying)
         self.varying.update(
             value.name for value in level.graph.input if value.name not in initializers
         )
         varying = self.varying
         for index, node in enumerate(level.nodes[:end]):
-            for name in level.reads(index) if subgraphs and index in subgraphs else node.input:
+            for name in level.inputs_of(index) if subgraphs and index in subgraphs else node.input:
                 if name in varying:
                     varying.update(node.output)
                     break
@@ -217,7 +217,7 @@ class ConstantFlow:
 
     def _add_constant(self, index: int, node: onnx.NodeProto) -> None:
         """Add a node that consumes only constants."""
-        constant, initializers = self.constant, self.level.weights
+        constant, initializers = self.constant, self.level.initializers
         if self.in_order and self.outer is None:
             self.in_order = all(
                 name in constant or name in initializers or not name for name in node.input
@@ -262,7 +262,7 @@ def is_repeatable(domain: str, op_type: str) -> bool:
 
 
 def no_tags(prefix: str, nodes: Sequence[onnx.NodeProto]) -> list[NodeTag | None]:
-    """Return no tag for every node: a `Label` for graphs whose tags are not needed.
+    """Return no tag for every node: a `TagReader` for graphs whose tags are not needed.
 
     Args:
         prefix: The prefix of the keys, not used.

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from modelexport.errors import FormatError
 
 
-def running_order(
+def topological_order(
     consumers: Sequence[Sequence[int]],
     priorities: Sequence[float] | None = None,
     *,

@@ -228,7 +228,10 @@ def _join_graph(
     for field in wire.fields(frame, 0, len(frame)):
         if field.number == _GRAPH:
             inner = frame[field.body : field.end]
-            first, second = wire.place_of(inner, _INITIALIZER), wire.place_of(inner, _SPARSE)
+            first, second = (
+                wire.insertion_offset(inner, _INITIALIZER),
+                wire.insertion_offset(inner, _SPARSE),
+            )
             before, middle, after = inner[:first], inner[first:second], inner[second:]
             graph = [*operators, before, *dense, middle, *further, after]
             sections += _delimit(_GRAPH, graph)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import DecodeError
 
-from modelexport.analysis.validate import complaint
+from modelexport.analysis.validate import check_onnx
 from modelexport.errors import ArgumentError, FileError, FormatError
 from modelexport.garbage import pause_collector
 from modelexport.graph.flat import flatten
@@ -48,7 +48,7 @@ class ImportCheck(msgspec.Struct, frozen=True):
     """What `check_import` found.
 
     Attributes:
-        checker: The complaint of ONNX's checker; None if it has none.
+        checker: The check_onnx of ONNX's checker; None if it has none.
         same_topology: Whether the graph in the file is the one that was recorded.
     """
 
@@ -100,7 +100,7 @@ def import_onnx(
         nodes = check_unchanged(assembly)
         stage.write("model", read_chunks(assembly.sections()))
         data = _restore_data(stage, target, assembly.external)
-        stage.place(stage.work / "model", target.name)
+        stage.publish(stage.work / "model", target.name)
         stage.commit()
     return Imported(target, data, nodes, parts.card.texts.get("topology", ""))
 
@@ -120,7 +120,7 @@ def check_import(imported: Imported) -> ImportCheck:
     """
     with open_mapped(imported.onnx) as data:
         same = structure_digest(flatten(parse_model(data, imported.onnx))) == imported.topology
-    return ImportCheck(complaint(imported.onnx), same)
+    return ImportCheck(check_onnx(imported.onnx), same)
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def _restore_data(
                 for chunk in value.values.chunks():
                     file.write(chunk)
             file.truncate(end)
-        stage.place(staged, name)
+        stage.publish(staged, name)
     return tuple(target.parent / name for name in by_file)
 
 

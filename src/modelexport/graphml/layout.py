@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from modelexport.graph.order import running_order
+from modelexport.graph.order import topological_order
 from modelexport.graphml.elements import SHEET, GroupTree
 from modelexport.graphml.format import INITIALIZERS, INPUT
 
@@ -174,7 +174,7 @@ def _order_members(members: Sequence[int], edges: array[int], first: array[float
     consumers: list[list[int]] = [[] for _ in members]
     for source, target in zip(edges[::2], edges[1::2], strict=True):
         consumers[index[source]].append(index[target])
-    order = running_order(consumers, [first[member] for member in members])
+    order = topological_order(consumers, [first[member] for member in members])
     return [members[position] for position in order]
 
 

@@ -207,7 +207,7 @@ def join(rest: bytes, values: dict[str, Values]) -> list[Section]:
     sections: list[Section] = []
     for number, name in _PLAIN_FIELDS.items():  # in the order in which protobuf writes them
         if name in values:
-            position = wire.place_of(rest, number)
+            position = wire.insertion_offset(rest, number)
             sections += [rest[:position], wire.header(number, len(values[name])), values[name]]
             rest = rest[position:]
     return [*sections, rest]

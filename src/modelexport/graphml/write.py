@@ -117,8 +117,8 @@ def export_graphml(
             writer = _Writer(model, types, messages, store, file, on_progress)
             writer.write(frame)
         if store.file_name is not None:
-            stage.place(stage.work / "data", store.file_name)
-        stage.place(path, target.name)
+            stage.publish(stage.work / "data", store.file_name)
+        stage.publish(path, target.name)
         stage.commit()
     return GraphmlFiles(
         target,

@@ -70,7 +70,7 @@ class ModuleIndex:
         """
         return self.names.find(text)
 
-    def called(self, target: ModuleRef, call: int) -> ModuleRef:
+    def select_call(self, target: ModuleRef, call: int) -> ModuleRef:
         """Select one call of a module.
 
         Args:
@@ -104,7 +104,7 @@ class ModuleIndex:
             )
         return msgspec.structs.replace(target, call=call if calls > 1 else None)
 
-    def nothing(self, target: ModuleRef) -> ArgumentError:
+    def no_nodes_error(self, target: ModuleRef) -> ArgumentError:
         """Return the error for a module without nodes.
 
         Args:
@@ -211,7 +211,7 @@ class ModuleIndex:
         calls = self.records[child].calls if child in self.records else 0
         return child, self.call_within(path, call, child) if calls > 1 else None
 
-    def holds(self, target: ModuleRef) -> functools._lru_cache_wrapper[bool]:
+    def node_filter(self, target: ModuleRef) -> functools._lru_cache_wrapper[bool]:
         """Return a predicate for the nodes of a module.
 
         Args:

@@ -94,7 +94,7 @@ class Transaction:
                 file.write(chunk)
         return path
 
-    def place(self, path: Path, name: str) -> None:
+    def publish(self, path: Path, name: str) -> None:
         """Register a file to be moved into the target folder on commit, after those before it.
 
         Args:
@@ -393,5 +393,5 @@ def write_file(target: Path, data: Buffer) -> None:
         target.write_bytes(data)
         return
     with transaction(target.parent) as stage:
-        stage.place(stage.write("output", [data]), target.name)
+        stage.publish(stage.write("output", [data]), target.name)
         stage.commit()

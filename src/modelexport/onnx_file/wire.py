@@ -228,13 +228,13 @@ def with_initializers(data: Buffer, added: list[Buffer]) -> list[Buffer]:
 
     def edit(field: Field) -> list[Buffer]:
         graph = data[field.body : field.end]
-        offset = place_of(graph, GRAPH_INITIALIZER)
+        offset = insertion_offset(graph, GRAPH_INITIALIZER)
         return [graph[:offset], *added, graph[offset:]]
 
     return _edit_graph(data, edit)
 
 
-def place_of(message: Buffer, number: int) -> int:
+def insertion_offset(message: Buffer, number: int) -> int:
     """Find where a protobuf library would write a field.
 
     Args:

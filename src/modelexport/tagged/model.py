@@ -12,7 +12,7 @@ import onnx
 
 from modelexport.errors import FileError, FormatError, first_line, plural
 from modelexport.graph.flat import Graph, Node, StoredNodes, flatten
-from modelexport.graph.nested import Label, node_key
+from modelexport.graph.nested import TagReader, node_key
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.onnx_file.digests import node_digests, topology_digest
 from modelexport.onnx_file.model_file import StrPath, as_path, open_mapped, parse_model
@@ -285,7 +285,7 @@ def recorded_tag(record: NodeRecord | None) -> NodeTag | None:
     )
 
 
-def tags_from_doc_strings() -> Label:
+def tags_from_doc_strings() -> TagReader:
     """Return a function that reads the tags of a graph's nodes from their doc_strings.
 
     Returns:
@@ -295,7 +295,7 @@ def tags_from_doc_strings() -> Label:
     return lambda prefix, nodes: [decode(node.doc_string) for node in nodes]
 
 
-def tags_from_records(tags: Mapping[str, NodeTag | None]) -> Label:
+def tags_from_records(tags: Mapping[str, NodeTag | None]) -> TagReader:
     """Return a function that looks up the tags of a graph's nodes by their keys.
 
     Args:

@@ -91,8 +91,8 @@ def strip_file(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
         files = [require_data_file(source, name) for name in names]
         if source.parent.resolve() != target.parent.resolve():
             for number, (name, file) in enumerate(zip(names, files, strict=True)):
-                stage.place(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
-        stage.place(stage.write("model", stripped_chunks(data)), target.name)
+                stage.publish(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
+        stage.publish(stage.write("model", stripped_chunks(data)), target.name)
         stage.commit()
     return target, names
 

@@ -171,7 +171,7 @@ class BlameFinder:
         entering = [
             name
             for index in sorted(nodes & own)
-            for name in self._main.reads(index)
+            for name in self._main.inputs_of(index)
             if self._producer.get(name) in others
         ]
         try:
@@ -204,7 +204,7 @@ class BlameFinder:
         call = paired.call
         record = self._file.modules.records.get(call.path)
         number = call.number if record is not None and record.calls > 1 else None
-        belongs = self._file.modules.holds(ModuleRef(call.path, None, number))
+        belongs = self._file.modules.node_filter(ModuleRef(call.path, None, number))
         return {index for key, nodes in self._nodes_of.items() if belongs(*key) for index in nodes}
 
     def _nodes_behind(self, names: Iterable[str], is_known: Callable[[str], bool]) -> set[int]:
@@ -215,7 +215,7 @@ class BlameFinder:
             index = pending.pop()
             if index not in nodes:
                 nodes.add(index)
-                unknown = (name for name in self._main.reads(index) if not is_known(name))
+                unknown = (name for name in self._main.inputs_of(index) if not is_known(name))
                 pending += [self._producer[name] for name in unknown if name in self._producer]
         return nodes
 

@@ -42,7 +42,7 @@ class Pairing:
         main = file.source.main
         self._file = file
         self._available = {name for node in main.nodes for name in node.output if name}
-        self._available |= set(main.weights)
+        self._available |= set(main.initializers)
         self._graph_outputs = [value.name for value in main.graph.output]
         self._leaving: dict[str, dict[str, None]] | None = None
 
@@ -102,7 +102,7 @@ class Gaps:
     def __init__(self, file: OpenModel) -> None:
         main = file.source.main
         ancestry = Ancestry(file.modules.records)
-        tags = [tag for tag in main.tags_inside() if tag is not None]
+        tags = [tag for tag in main.all_tags() if tag is not None]
         self._modules = file.modules
         self._with_own_nodes = {tag.hierarchy_module for tag in tags}
         in_main = {tag.hierarchy_module for tag in main.tags if tag is not None}

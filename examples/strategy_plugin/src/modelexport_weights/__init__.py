@@ -31,7 +31,7 @@ def find_upstream(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
     """
     known = dict(settled)
     for index in range(len(facts.graph.nodes)):
-        producers = [one for one in facts.graph.writers(index) if one in known]
+        producers = [one for one in facts.graph.producers_of(index) if one in known]
         if index not in known and producers:
             known[index] = known[max(producers)]
     return {index: site for index, site in known.items() if index not in settled}
