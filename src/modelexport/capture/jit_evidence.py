@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelexport.capture.calls import CallLog
-from modelexport.capture.jit_lowering import Lowering, TranslatedNode, kind_of
-from modelexport.capture.jit_trace import inputs_of, outputs_of
+from modelexport.capture.jit_lowering import Lowering, TranslatedNode
+from modelexport.capture.jit_trace import inputs_of, kind_of, outputs_of
 from modelexport.capture.trace import Operation, Site, Trace, ValueMatcher, covered_modules
 
 

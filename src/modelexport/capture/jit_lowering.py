@@ -17,14 +17,13 @@ from modelexport.capture.jit_trace import (
     OperationKey,
     TracedOperation,
     inputs_of,
+    kind_of,
     numbers_of,
     outputs_of,
 )
 from modelexport.capture.model_state import swap_attributes
 
 _LIST_UNPACK = "prim::ListUnpack"
-_NODE_NAME = "onnx_name"
-"""The attribute in which the exporter keeps the name of a node until it writes the node."""
 
 
 class TranslatedNode(NamedTuple):
@@ -77,6 +76,7 @@ class Lowering:
         self._last_node: Any = None
         self._last_call = -1
         self._last_output: int | None = None
+        self._inside_block = False
 
     def inline(self, graph: Any) -> None:
         """Match the operations of the trace with those of its inlined copy.
@@ -86,28 +86,43 @@ class Lowering:
         """
         self._inlined = InlinedGraph(graph, self.reader)
 
-    def settle(self, graph: Any) -> None:
-        """Note what the exporter added after the last symbolic function, before the next one runs.
-
-        The exporter may fold the result of a symbolic function into a constant.
-
-        Args:
-            graph: The ONNX graph under construction.
-        """
+    def _settle(self, graph: Any) -> None:
+        """Note what the exporter added after the last symbolic function: it may fold the result."""
         added = self._added_nodes(graph)
         for node in added:
             self._add(node, self._last_call)
         if len(added) == 1 and added[0].outputsSize() == 1 and self._last_output is not None:
             self._onnx_values[self._last_output] = added[0].outputsAt(0).unique()
 
-    def translate(self, graph: Any, node: Any, result: Any) -> None:
-        """Note the ONNX nodes that a symbolic function added.
+    def run_symbolic(self, symbolic: Any, graph: Any, block: Any, node: Any, *rest: Any) -> Any:
+        """Run a symbolic function, and note the nodes that it adds to the main graph.
+
+        A node with blocks is in the graph before its blocks are translated. What they contain
+        belongs to the module of that node, so nothing is noted while a block is translated.
 
         Args:
+            symbolic: The exporter's function that translates one node.
             graph: The ONNX graph under construction.
-            node: The node of the inlined graph that the symbolic function translated.
-            result: What the symbolic function returned: a value, or several.
+            block: The block of the inlined graph that has the node.
+            node: The node to translate.
+            *rest: Further arguments of `symbolic`.
+
+        Returns:
+            What `symbolic` returns.
         """
+        if self._inside_block:
+            return symbolic(graph, block, node, *rest)
+        self._settle(graph)
+        self._inside_block = True
+        try:
+            result = symbolic(graph, block, node, *rest)
+        finally:
+            self._inside_block = False
+        self._translate(graph, node, result)
+        return result
+
+    def _translate(self, graph: Any, node: Any, result: Any) -> None:
+        """Note the ONNX nodes that a symbolic function added for a node of the inlined graph."""
         self._graph = graph
         inputs, outputs = numbers_of(inputs_of(node)), numbers_of(outputs_of(node))
         origins = self._inlined.origins
@@ -336,22 +351,8 @@ def watch_lowering(reader: JitTraceReader) -> Iterator[Lowering]:
     )
     pre_trace: Any = utils._pre_trace_quant_model
 
-    inside_block = False
-
     def run_symbolic_function(graph: Any, block: Any, node: Any, *rest: Any) -> Any:
-        # A node with blocks is in the graph before its blocks are translated. What they contain
-        # belongs to the module of that node, so only nodes of the main graph are noted.
-        nonlocal inside_block
-        if inside_block:
-            return symbolic(graph, block, node, *rest)
-        lowering.settle(graph)
-        inside_block = True
-        try:
-            result = symbolic(graph, block, node, *rest)
-        finally:
-            inside_block = False
-        lowering.translate(graph, node, result)
-        return result
+        return lowering.run_symbolic(symbolic, graph, block, node, *rest)
 
     def optimize_graph(traced: Any, *args: Any, **kwargs: Any) -> Any:
         lowering.inline(traced)
@@ -378,27 +379,3 @@ def watch_lowering(reader: JitTraceReader) -> Iterator[Lowering]:
         _model_to_graph=model_to_graph,
     ):
         yield lowering
-
-
-def kind_of(node: Any) -> tuple[Hashable, bool]:
-    """Return what a node of the JIT graph does.
-
-    Args:
-        node: The node.
-
-    Returns:
-        The operator with its attributes in a comparable form, and whether it has no attributes.
-        A node without inputs is never compared, so its attributes are left out.
-    """
-    if not node.inputsSize() or not node.hasAttributes():
-        return (node.kind(), ()), True
-    names = sorted(name for name in node.attributeNames() if name != _NODE_NAME)
-    attributes = tuple([(name, _attribute_key(node, name)) for name in names])
-    return (node.kind(), attributes), not attributes
-
-
-def _attribute_key(node: Any, name: str) -> str:
-    kind = node.kindOf(name)
-    if kind in ("i", "f", "s", "is", "fs", "ss"):
-        return repr(getattr(node, kind)(name))
-    return str(kind)

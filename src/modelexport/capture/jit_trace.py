@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,9 @@ IN_PLACE = "_"
 
 OperationKey = tuple[str, str]
 """The kind and the scope of an operation, by which it is recognised in a copy of the graph."""
+
+_NODE_NAME = "onnx_name"
+"""The attribute in which the exporter keeps the name of a node until it writes the node."""
 
 
 class TracedOperation(NamedTuple):
@@ -304,3 +307,27 @@ def _look_up_in_own_frame(holder: list[torch.Tensor]) -> Any:
     # Private: the tracer's table from tensors to values has no other access. Without it the
     # results of calls are not recorded; the modules of nodes do not depend on it.
     return torch._C._get_value_trace(holder[0])  # type: ignore[attr-defined]
+
+
+def kind_of(node: Any) -> tuple[Hashable, bool]:
+    """Return what a node of the JIT graph does.
+
+    Args:
+        node: The node.
+
+    Returns:
+        The operator with its attributes in a comparable form, and whether it has no attributes.
+        A node without inputs is never compared, so its attributes are left out.
+    """
+    if not node.inputsSize() or not node.hasAttributes():
+        return (node.kind(), ()), True
+    names = sorted(name for name in node.attributeNames() if name != _NODE_NAME)
+    attributes = tuple([(name, _attribute_key(node, name)) for name in names])
+    return (node.kind(), attributes), not attributes
+
+
+def _attribute_key(node: Any, name: str) -> str:
+    kind = node.kindOf(name)
+    if kind in ("i", "f", "s", "is", "fs", "ss"):
+        return repr(getattr(node, kind)(name))
+    return str(kind)

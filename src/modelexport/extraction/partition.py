@@ -48,7 +48,7 @@ def partition(
     outside it has to run in between.
 
     Args:
-        onnx_model: A tagged model or its path.
+        path: A tagged model or its path.
         module: A tag, a module path, an alias, or a glob that matches one module.
         call: The call to partition, from 0, of a module that ran more than once; None for all.
 

@@ -82,7 +82,7 @@ def export_graphml(
     """Write a model as GraphML.
 
     Args:
-        onnx: The model file.
+        path: The model file.
         output_path: The GraphML file; by default `<stem>_hierarchical_graph.graphml` beside the
             model.
         parameters: Where the values of initializers go. `sidecar`: into an .onnxdata file beside

@@ -56,9 +56,8 @@ def verify(
 
     PyTorch runs once with hooks, and the file runs once in ONNX Runtime with the modules' results
     as outputs. Modules that differ are run again by themselves on PyTorch's own inputs, which
-    separates the module that causes a difference from those that inherit it. The file may have been
-    changed since its export, to another precision for example: values that kept their names are
-    compared.
+    separates the module that causes a difference from those that inherit it. In a file that was
+    changed since its export, values that kept their names are compared.
 
     Args:
         model: The model that was exported, or a program of `torch.export`.
@@ -77,12 +76,10 @@ def verify(
         The comparison of each call; with several runs, the worst of them.
 
     Raises:
-        ArgumentError: If an argument has a value that cannot work, such as inputs of another shape.
-        ArgumentTypeError: If an argument has the wrong type.
+        ArgumentError: If an argument cannot work, such as inputs of another shape.
         FileError: If the file or its data cannot be read.
         FormatError: If the file has no tags, or ONNX Runtime rejects it.
         ModelRunError: If the model does not run on the inputs.
-        SourceError: If ONNX Runtime is not installed.
     """
     tolerance = make_tolerance(atol, rtol)
     path = as_path(path)
@@ -94,14 +91,9 @@ def verify(
     with pause_collector(), open_tagged(path) as file:
         for name in external_files(file.source.proto):
             require_data_file(path, name)
-        verifier = _Verifier(
-            file,
-            runnable,
-            isinstance(model, ExportedProgram),
-            Gaps(file),
-            tolerance,
-            on_step or (lambda _: None),
-        )
+        step = on_step or (lambda _: None)
+        is_program = isinstance(model, ExportedProgram)
+        verifier = _Verifier(file, runnable, is_program, Gaps(file), tolerance, step)
         runs = verifier.prepare(sets, given)
         modules = verifier.compare_all(runs)
         wanted = _select(file, {parity.module for parity in modules}, module)
