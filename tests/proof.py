@@ -29,7 +29,7 @@ from modelexport.capture.module_tree import read_module_tree
 from modelexport.capture.recorder import flatten_leaves, flatten_tensors
 from modelexport.modules.tree import is_within
 from modelexport.tagged.model import TaggedModel
-from scopes import differences, recorded_scopes
+from scopes import RecordedScopes, differences, recorded_scopes
 
 
 @dataclass
@@ -502,29 +502,40 @@ def check_valid(path: Path) -> None:
     onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def prove(
-    model: nn.Module, example_inputs: Any, folder: Path, strategy: str, **options: Any
-) -> Verdict:
-    """Export the model and check every promise of the map; raises on the first that does not hold."""
+@contextmanager
+def model_unchanged(model: nn.Module) -> Iterator[None]:
+    """Check that the block leaves the hooks, modes, weights and `forward` of a model as they are."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     training = [module.training for module in model.modules()]
     hooks = hooks_of(model)
-    target = folder / "model.onnx"
-    with recorded_scopes(model) as recorded:
-        report = modelexport.export_model(
-            model, example_inputs, target, strategy=strategy, **options
-        )
+    yield
     assert hooks_of(model) == hooks
     assert [module.training for module in model.modules()] == training
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
     assert "forward" not in vars(model)
-    exported = modelexport.load(report.onnx_path)
+
+
+def prove(
+    model: nn.Module, example_inputs: Any, folder: Path, strategy: str, **options: Any
+) -> Verdict:
+    """Export a model and check every promise of the map; the first that is broken is an error."""
+    path = folder / "model.onnx"
+    with recorded_scopes(model) as recorded, model_unchanged(model):
+        modelexport.export_model(model, example_inputs, path, strategy=strategy, **options)
+    return prove_file(path, model, example_inputs, recorded)
+
+
+def prove_file(
+    path: Path, model: nn.Module, example_inputs: Any, recorded: RecordedScopes
+) -> Verdict:
+    """Check every promise of the map on the file of a model that was exported before."""
+    exported = modelexport.load(path)
     returned = pytorch_values(model, example_inputs)
     check_map(exported, returned)
     wrong = differences(exported, model, recorded)
     assert not wrong, "\n".join(wrong)
-    check_valid(report.onnx_path)
-    values = onnx_values(report.onnx_path, example_inputs)
+    check_valid(path)
+    values = onnx_values(path, example_inputs)
     verdict = value_test(exported, returned, values)
     assert not verdict.failures, "\n".join(verdict.failures)
     verdict.results = check_results(exported, returned, values)
