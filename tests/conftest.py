@@ -1,4 +1,4 @@
-"""Settings and fixtures of all tests: seeds, offline, shared exports, `quick`, and what was skipped."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 

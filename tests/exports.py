@@ -32,7 +32,7 @@ NEEDS_CACHE = {"gpt2", "llama", "whisper"}
 
 
 def cases(*names: str) -> list[Any]:
-    """Return a parameter set (name, strategy) for each model and each exporter that can export it."""
+    """Return the parameters (name, strategy) of models, with each exporter that can export them."""
     return [
         pytest.param(name, strategy, id=f"{name}-{strategy}")
         for name in names
@@ -64,7 +64,7 @@ def shared_folder(name: str, fill: Callable[[Path], object]) -> Path:
 
 
 def build(name: str, strategy: str) -> tuple[nn.Module, Any]:
-    """Build a model of the zoo or an architecture, with its inputs; the weights are always equal."""
+    """Build a model of the zoo or an architecture, always with the same weights, and its inputs."""
     torch.manual_seed(0)
     model, inputs = (ZOO.get(name) or ARCHITECTURES[name])()
     if name in ZOO:

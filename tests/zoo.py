@@ -1,4 +1,4 @@
-"""Awkward modules: each is small, legal PyTorch that a careless map gets wrong.
+"""Awkward modules: each is small, valid PyTorch that a careless map gets wrong.
 
 `ZOO` maps a name to a factory of (model, example inputs). `TORCH_CANNOT` names what torch itself
 cannot export; everything else has to work with both exporters.
@@ -31,7 +31,7 @@ def animal(*cannot: str) -> Callable[[Callable[[], Example]], Callable[[], Examp
 
 
 def distinct(model: nn.Module, seed: int = 7) -> nn.Module:
-    """Give every parameter and running statistic its own random values, so that none can be merged."""
+    """Give every parameter and running statistic random values, so that none can be merged."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -332,7 +332,7 @@ class StartsTransposed(nn.Module):
 
 
 class Scaler(nn.Module):
-    """Makes its value with plain functions, no module below it, and ends in a transposition."""
+    """Computes its result with functions, not modules, and ends in a transposition."""
 
     def forward(self, x: Tensor) -> Tensor:
         return (x * 3).sigmoid().transpose(1, 2)
@@ -379,7 +379,7 @@ def split_outputs() -> Example:
 
 
 class Forwarder(nn.Module):
-    """Calls a module that it does not hold."""
+    """Calls a module that is not its child."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -409,7 +409,7 @@ def lent_modules() -> Example:
 
 
 class Grandchild(nn.Module):
-    """The root reaches past its children."""
+    """The root calls modules below its children."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -499,7 +499,7 @@ def folded_module() -> Example:
 
 
 class ReturnsConstant(nn.Module):
-    """A module that hands out a tensor which no operation made."""
+    """Returns a tensor that no operation computed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -597,7 +597,7 @@ def sliced_lists() -> Example:
 
 
 class Residual(nn.Module):
-    """Pass-through children, in-place work, a value that is both returned and read on."""
+    """Pass-through children, in-place operations, a value that is both returned and consumed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -658,7 +658,7 @@ def flatten_unflatten() -> Example:
 
 
 class StepByStep(nn.Module):
-    """One cell run along the time axis, with sizes asked for that nothing needs."""
+    """One cell that runs along the time axis, with sizes that nothing needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -807,7 +807,7 @@ class TurnsBack(nn.Module):
 
 
 class TurnsTwice(nn.Module):
-    """What the first returns is nowhere in the file: both turns are removed."""
+    """The result of the first is not in the file: exporters remove both transpositions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -824,7 +824,7 @@ def turns_that_cancel() -> Example:
 
 
 class HasDefaultNumbers(nn.Module):
-    """The tracer would make inputs of the numbers."""
+    """The tracer would turn the numbers into inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -840,7 +840,7 @@ def default_numbers() -> Example:
 
 
 class WritesThroughAView(nn.Module):
-    """What is returned is not what the last operation on it made: a view of it was written to."""
+    """Returns a value after a write to a view of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -869,7 +869,7 @@ def writes_through_views() -> Example:
 
 
 class ChangedByItsCaller(nn.Module):
-    """What `inner` returned is what it was before the caller wrote to it."""
+    """The result of `inner` is the value before the caller wrote to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -955,9 +955,8 @@ def one_of_several_results() -> Example:
 class HoldsATracedModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # deprecated; the category depends on the version of torch
+        # Deprecated; the category of the warning depends on the version of torch.
+        with warnings.catch_warnings(action="ignore"):
             self.traced = torch.jit.trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), x(2, 8))
         self.fc = nn.Linear(8, 8)
 
@@ -971,7 +970,7 @@ def holds_a_traced_module() -> Example:
 
 
 class KeysLikeInnerNames(nn.Module):
-    """Keys that the graph has already: an input, a weight, operations."""
+    """Keys that the graph already uses: an input, an initializer, operations."""
 
     def __init__(self) -> None:
         super().__init__()
