@@ -17,11 +17,14 @@ settings.register_profile(
 )
 settings.load_profile("busy")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Before torch is imported: the models are small, and threads of several processes that wait for
+# each other take twice the time.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_quick(item.nodeid):
+        if is_quick(item):
             item.add_marker(pytest.mark.quick)
 
 

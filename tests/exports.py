@@ -41,7 +41,8 @@ def cases(*names: str) -> list[Any]:
     ]
 
 
-CASES = cases(*ZOO, *ARCHITECTURES)
+NAMES = (*ZOO, *ARCHITECTURES)
+CASES = cases(*NAMES)
 
 
 class Shared:

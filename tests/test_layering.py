@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 import modelexport
+import quick
+from zoo import ZOO
 
+ROOT = Path(__file__).parents[1]
 SOURCE = Path(modelexport.__file__).parent
 ROOMS = [
     "errors",
@@ -87,6 +90,11 @@ def test_rooms_import_in_one_direction() -> None:
     assert offences == []
 
 
+def test_quick_names_what_exists() -> None:
+    assert [file for file in quick.FILES if not (ROOT / file).exists()] == []
+    assert {*quick.MODELS} <= {*ZOO}
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -106,9 +114,6 @@ def test_light_code_stays_light(code: str) -> None:
     check = f"import sys\n{code}\nassert not {{*{HEAVY!r}}} & {{*sys.modules}}"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-
-
-ROOT = Path(__file__).parents[1]
 
 
 def declared(*extras: str) -> set[str]:

@@ -101,13 +101,13 @@ def onnx_values(path: Path, example_inputs: Any) -> dict[str, np.ndarray]:
     }
     names = [value.name for value in proto.graph.input if value.name not in initializers]
     feeds = _match_feeds(proto, names, inputs, given)
-    values = _run(proto, feeds, path.parent)
+    values = _run(proto, feeds)
     keys = {name: name for name in values}
     while (node := _branch_to_inline(proto)) is not None:
         condition = {**initializers, **feeds, **values}[node.input[0]]
         taken = bool(np.asarray(condition).reshape(-1)[0])
         keys.update(_inline(proto, node, "then_branch" if taken else "else_branch"))
-        values = _run(proto, feeds, path.parent)
+        values = _run(proto, feeds)
     everything = {**initializers, **feeds, **values}
     return {keys.get(name, name): value for name, value in everything.items()}
 
@@ -134,9 +134,7 @@ def _match_feeds(
     return feeds
 
 
-def _run(
-    proto: onnx.ModelProto, feeds: dict[str, np.ndarray], folder: Path
-) -> dict[str, np.ndarray]:
+def _run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Run a model with every value of its main graph as an output."""
     exposed = onnx.ModelProto()
     exposed.CopyFrom(proto)
@@ -146,12 +144,7 @@ def _run(
             if name and name not in present:
                 exposed.graph.output.append(onnx.ValueInfoProto(name=name))
                 present.add(name)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        exposed.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_session(exposed.SerializeToString(), optimize=False)
     outputs = [value.name for value in session.get_outputs()]
     results = session.run(outputs, feeds)
     return {
@@ -159,6 +152,16 @@ def _run(
         for name, value in zip(outputs, results, strict=True)
         if isinstance(value, np.ndarray)
     }
+
+
+def open_session(model: bytes | str, optimize: bool = True) -> onnxruntime.InferenceSession:
+    """Open a quiet session with one thread: more only wait for each other on small models."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def _branch_to_inline(proto: onnx.ModelProto) -> onnx.NodeProto | None:
