@@ -32,7 +32,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in one line what was skipped, and why."""
     reports = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
-    lines = [f"{count} {reason}" for reason, count in sorted(reasons.items())]
+    lines = [f"{reason} ({count})" for reason, count in sorted(reasons.items())]
     terminalreporter.write_line(f"skipped {len(reports)}: {'; '.join(lines) or 'nothing'}")
 
 
