@@ -6,13 +6,16 @@ READY := $(VENV)/.ready
 DEMO_DIR ?= demo-output
 TORCH ?= 2.15.0
 COMPAT := build/compat-$(TORCH)
-COMPAT_TESTS ?= -n 2 -q tests/test_value.py tests/test_architectures.py tests/baseline
+COMPAT_TESTS ?= -n 2 -q tests/test_value.py tests/test_architectures.py tests/capture
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test lint docs sweep fuzz bench compat clean
+.PHONY: demo quick test lint docs sweep fuzz bench compat clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
+
+quick: $(READY)
+	$(BIN)/pytest -n 2 --dist worksteal -q -m quick
 
 test: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -q
@@ -43,8 +46,10 @@ bench: $(READY)
 define COUNT
 import sys, xml.etree.ElementTree as tree
 counts = tree.parse(sys.argv[1]).getroot().find("testsuite").attrib
-total, failed, errors, skipped = (int(counts[name]) for name in ("tests", "failures", "errors", "skipped"))
-print(f"torch {sys.argv[2]}: {total - failed - errors - skipped} passed, {failed + errors} failed")
+names = ("tests", "failures", "errors", "skipped")
+total, failed, errors, skipped = (int(counts[name]) for name in names)
+failed += errors
+print(f"torch {sys.argv[2]}: {total - failed - skipped} passed, {failed} failed")
 endef
 export COUNT
 
@@ -56,9 +61,11 @@ compat: $(COMPAT)/.ready
 
 $(COMPAT)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(COMPAT)
-	grep -v -e '^torch==' -e '^setuptools==' constraints.txt > $(COMPAT)/constraints.txt  # torch has bounds for setuptools
+	# torch has bounds of its own for setuptools
+	grep -v -e '^torch==' -e '^setuptools==' constraints.txt > $(COMPAT)/constraints.txt
 	echo 'torch==$(TORCH)' >> $(COMPAT)/constraints.txt
-	$(COMPAT)/bin/pip install --quiet --disable-pip-version-check --constraint $(COMPAT)/constraints.txt --editable '.[hf,runtime,dev]'
+	$(COMPAT)/bin/pip install --quiet --disable-pip-version-check \
+		--constraint $(COMPAT)/constraints.txt --editable '.[hf,runtime,dev]'
 	touch $@
 
 clean:
@@ -67,5 +74,6 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV), once: a few minutes and about 2 GB"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf,runtime,ray,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[hf,runtime,ray,dev]'
 	touch $(READY)

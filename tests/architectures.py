@@ -1,4 +1,4 @@
-"""Real transformers architectures at tiny size, one of each kind: (model, example inputs) by name."""
+"""Architectures of transformers at tiny size, one of each kind: (model, example inputs)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def noise(*shape: int) -> Tensor:
 
 
 def build(config: Any, **inputs: Tensor) -> Example:
-    """Without a cache, so that a plain export works too: it takes tensors only."""
+    """Build a model without a cache, so that a plain export works too: it takes tensors only."""
     torch.manual_seed(0)
     for part in (config, *(getattr(config, name) for name in getattr(config, "sub_configs", ()))):
         part.use_cache = False

@@ -1,11 +1,14 @@
-"""Shared by all tests: quiet, seeded, one thread a process."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from quick import is_quick
 
 settings.register_profile(
     "busy",
@@ -14,6 +17,23 @@ settings.register_profile(
 )
 settings.load_profile("busy")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Before torch is imported: the models are small, and threads of several processes that wait for
+# each other take twice the time.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_quick(item):
+            item.add_marker(pytest.mark.quick)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line what was skipped, and why."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    lines = [f"{reason} ({count})" for reason, count in sorted(reasons.items())]
+    terminalreporter.write_line(f"skipped {len(reports)}: {'; '.join(lines) or 'nothing'}")
 
 
 @pytest.fixture(autouse=True)

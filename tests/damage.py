@@ -1,4 +1,4 @@
-"""Exported files to damage: copies of one's own, and edits as another program would make them."""
+"""Exported files to damage: copies, and edits as another program would make them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Damage = Callable[[onnx.ModelProto], object]
 
 
 def copied(path: Path, folder: Path) -> Path:
-    """The same export in a folder of its own, with everything that lies beside it."""
+    """Copy an export, with the files beside it, into a folder of its own."""
     shutil.copytree(path.parent, folder)
     return folder / path.name
 

@@ -1,4 +1,4 @@
-"""Small Hugging Face folders of every kind, with the processors that make their inputs."""
+"""Small Hugging Face folders of every kind, with the processors of their inputs."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ KINDS: dict[str, Callable[[], Saved]] = {
 
 
 def save(kind: str, folder: Path, *, with_processors: bool = True) -> Path:
-    """A folder as `save_pretrained` writes it."""
+    """Save a model and its processors into a folder with `save_pretrained`."""
     torch.manual_seed(0)
     model, processors = KINDS[kind]()
     model.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Markdown pages as tests see them: their blocks, links and code words; and how what they say to type is run."""
+"""Markdown pages: their blocks, links and code words, and a reader that runs what they say."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COMMAND = re.compile(r"^\s*(\$ |modelexport |\.venv/|make |pip |python )")
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, the file that it is to be saved as, its text, and where it stands."""
+    """A fenced block: its language, the file to save it as, its text, and its position."""
 
     language: str
     file: str
@@ -45,11 +45,11 @@ class Command(NamedTuple):
 
 
 class UnfitError(AssertionError):
-    """A page says something that is not so."""
+    """A page says something that is not true."""
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """The fenced blocks of a page, in order."""
+    """Yield the fenced blocks of a page, in order."""
     lines = page.splitlines()
     number = 0
     while number < len(lines):
@@ -67,7 +67,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def prose(page: str) -> str:
-    """A page without its blocks."""
+    """Return a page without its blocks."""
     lines, fenced = [], False
     for line in page.splitlines():
         if _FENCE.match(line):
@@ -82,31 +82,31 @@ def inline_code(page: str) -> list[str]:
 
 
 def links(page: str) -> list[str]:
-    """The targets of all links that are not addresses."""
-    found = _LINK.findall(re.sub(r"(?<!`)`[^`\n]+`(?!`)", "", prose(page)))
-    return [target for target in found if "://" not in target]
+    """Return the targets of all links that are not addresses."""
+    targets = _LINK.findall(re.sub(r"(?<!`)`[^`\n]+`(?!`)", "", prose(page)))
+    return [target for target in targets if "://" not in target]
 
 
 def anchors(page: str) -> set[str]:
-    """What a link to a place in this page may name."""
+    """Return the anchors that a link into this page may name."""
     titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
 def commands(text: str) -> Iterator[Command]:
-    """The command lines of a block; a comment says where one exits with something else than 0."""
+    """Yield the command lines of a block; a comment states an exit code other than 0."""
     for line in text.replace("\\\n", " ").splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
-            told = _EXITS.search(line)
-            yield Command(line.strip(), 0 if told is None else int(told[1]))
+            stated = _EXITS.search(line)
+            yield Command(line.strip(), 0 if stated is None else int(stated[1]))
 
 
 Elsewhere = dict[str, Callable[["Reader", str], str]]
-"""Beginnings of command lines that cannot be run here, and what is done instead; it gives the output."""
+"""How command lines begin that cannot run here, and a substitute that returns the output."""
 
 
 class Reader:
-    """Somebody who goes through a page and does what it says, in one folder."""
+    """A reader who does what a page says, in one folder."""
 
     def __init__(self, folder: Path, elsewhere: Elsewhere) -> None:
         self.folder = folder
@@ -171,42 +171,37 @@ class Reader:
         return done.returncode, done.stdout
 
     def _execute(self, block: Block) -> str:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             exec(compile(block.text, f"page, line {block.line}", "exec"), self.namespace)
-        return said.getvalue()
+        return output.getvalue()
 
 
 def check_sample(sample: str, output: str) -> None:
-    """Whether a sample is part of an output, line by line.
+    """Check that a sample is part of an output, line by line.
 
-    `...` stands for lines that are left out, `…` for a part of a line. Of numbers that were measured, only that there
-    is one counts: those with a point or an exponent.
+    `...` stands for omitted lines, `…` for a part of a line. Any number matches a measured one,
+    that is, one with a point or an exponent.
     """
-    told = [_measured(line) for line in output.splitlines()]
-    at = 0
+    lines = [_measured(line) for line in output.splitlines()]
+    start = 0
     for part in re.split(r"^ *\.\.\.\n", sample, flags=re.MULTILINE):
         wanted = [_pattern(line) for line in part.splitlines()]
-        place = next(
-            (place for place in range(at, len(told)) if _begins(wanted, told[place:])), None
-        )
-        if place is None:
-            lost = next(
-                (
-                    line
-                    for line in part.splitlines()
-                    if not any(map(_pattern(line).fullmatch, told))
-                ),
-                part,
+        matches = (at for at in range(start, len(lines)) if _begins(wanted, lines[at:]))
+        match = next(matches, None)
+        if match is None:
+            missing = (
+                line for line in part.splitlines() if not any(map(_pattern(line).fullmatch, lines))
             )
             raise UnfitError(
-                f"the output has no such lines, or not in this order: {lost!r}\n{output}"
+                "the output has no such lines, or not in this order: "
+                f"{next(missing, part)!r}\n{output}"
             )
-        at = place + len(wanted)
+        start = match + len(wanted)
 
 
-def _begins(wanted: list[re.Pattern[str]], told: list[str]) -> bool:
-    return len(wanted) <= len(told) and all(map(re.Pattern.fullmatch, wanted, told))
+def _begins(wanted: list[re.Pattern[str]], lines: list[str]) -> bool:
+    return len(wanted) <= len(lines) and all(map(re.Pattern.fullmatch, wanted, lines))
 
 
 def _pattern(line: str) -> re.Pattern[str]:

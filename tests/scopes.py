@@ -1,4 +1,4 @@
-"""What torch's exporters record of where each node ran, read without any code of the package.
+"""The module of each node as torch's exporters record it, read without any code of the package.
 
 The dynamo exporter writes the module stack of each node into the node's metadata. The torchscript
 exporter keeps the scope of each node in its graph until it writes the file.
@@ -7,10 +7,11 @@ exporter keeps the scope of each node in its graph until it writes the file.
 from __future__ import annotations
 
 import ast
-import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import onnx
@@ -23,8 +24,23 @@ from modelexport.tagged.model import TaggedModel
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _REPEATED_CALL = re.compile(r"@\d+$")
 
-Recorded = Callable[[onnx.NodeProto], set[str] | None]
-"""The modules that a node's recorded scope may mean, by any of their names; None without a scope."""
+
+@dataclass(frozen=True)
+class RecordedScopes:
+    """The scopes that an exporter recorded while it exported a model."""
+
+    model: nn.Module
+    by_value: dict[str, str] = field(default_factory=dict)
+    """The torchscript exporter's scope of each value; empty with dynamo, which writes its own."""
+
+    @cached_property
+    def names(self) -> dict[str, set[str]]:
+        return _module_names(self.model)
+
+    def modules_of(self, node: onnx.NodeProto) -> set[str] | None:
+        """Return the modules that a node's scope may mean, by any of their names, if it has one."""
+        scope = self.by_value.get(next(iter(node.output), ""), "")
+        return dynamo_scope(node) or _modules_of(scope, self.names)
 
 
 def dynamo_scope(node: onnx.NodeProto) -> set[str] | None:
@@ -35,8 +51,9 @@ def dynamo_scope(node: onnx.NodeProto) -> set[str] | None:
 
 
 @contextmanager
-def recorded_scopes(model: nn.Module) -> Iterator[Recorded]:
+def recorded_scopes(model: nn.Module) -> Iterator[RecordedScopes]:
     """Record the scope of each node while the block exports the model, with either exporter."""
+    recorded = RecordedScopes(model)
     graphs: list[Any] = []
     original = utils._model_to_graph
 
@@ -45,19 +62,11 @@ def recorded_scopes(model: nn.Module) -> Iterator[Recorded]:
         graphs[:] = [result[0]]  # later passes change it until it is written
         return result
 
-    @functools.cache
-    def scopes() -> dict[str, str]:
-        return dict(_scopes_in(graphs[0].nodes())) if graphs else {}
-
-    names = _module_names(model)
     utils._model_to_graph = model_to_graph
     try:
-        yield (
-            lambda node: (
-                dynamo_scope(node)
-                or _modules_of(scopes().get(next(iter(node.output), ""), ""), names)
-            )
-        )
+        yield recorded
+        for graph in graphs:
+            recorded.by_value.update(_scopes_in(graph.nodes()))
     finally:
         utils._model_to_graph = original
 
@@ -70,7 +79,7 @@ def _scopes_in(nodes: Iterable[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _module_names(model: nn.Module) -> dict[str, set[str]]:
-    """Group module paths by what the tracer calls them: the class, and the name without its containers."""
+    """Group module paths by the tracer's name: the class, and the path without its containers."""
     names: dict[str, set[str]] = {}
     for path, module in model.named_modules():
         parts = path.split(".")
@@ -81,33 +90,33 @@ def _module_names(model: nn.Module) -> dict[str, set[str]]:
 
 
 def _modules_of(scope: str, names: dict[str, set[str]]) -> set[str] | None:
-    """Return the modules of a scope; where several have its last name, those below the modules before it."""
+    """Return the modules of a scope: of those with its last name, the ones below its others."""
     if not scope:
         return None
     segments = re.split(r"/(?=[^/]*::)", scope)
-    found = names[segments[-1]]
+    modules = names[segments[-1]]
     for segment in reversed(segments[:-1]):
         above = names[segment]
-        below = {path for path in found if any(_is_below(path, ancestor) for ancestor in above)}
-        found = below or found  # a module may be called by one that does not contain it
-    return found
+        below = {path for path in modules if any(_is_below(path, ancestor) for ancestor in above)}
+        modules = below or modules  # a module may be called by one that does not contain it
+    return modules
 
 
 def _is_below(path: str, ancestor: str) -> bool:
     return not ancestor or path.startswith(f"{ancestor}.")
 
 
-def differences(exported: TaggedModel, model: nn.Module, recorded: Recorded) -> list[str]:
-    """Return the nodes whose module is not the recorded one and whose covered modules do not include it."""
-    found: list[str] = []
+def differences(exported: TaggedModel, model: nn.Module, recorded: RecordedScopes) -> list[str]:
+    """Return the nodes that neither belong to the module that was recorded nor cover it."""
+    different: list[str] = []
     for (node, tag), proto in zip(exported.items(), exported.graph.protos, strict=True):
-        scope = recorded(proto)
+        scope = recorded.modules_of(proto)
         if tag is None or scope is None:
             continue
         accepted = {id(model.get_submodule(path)) for path in scope}
         stated = (tag.hierarchy_module, *tag.hierarchy_covers)
         if accepted.isdisjoint(id(model.get_submodule(path)) for path in stated):
-            found.append(
+            different.append(
                 f"{node.key} ({node.op_type}): recorded in {sorted(scope)}, mapped to {stated}"
             )
-    return found
+    return different

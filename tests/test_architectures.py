@@ -1,42 +1,41 @@
-"""Real transformers architectures, both exporters: the map is true and the graph is the baseline's."""
+"""Real architectures of transformers: the map is true and the graph is the baseline's."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 import torch
+from torch import nn
 
 import modelexport
 from architectures import ARCHITECTURES
+from exports import EXPORTER, cases, export, prove_export
 from proof import plain_export, prove, strip_bytes
-
-EXPORTER = {"fx": "dynamo", "htp": "torchscript"}
-NEEDS_CACHE = {"gpt2", "llama", "whisper"}
-"""Without a cache these use an operator that the torchscript exporter does not have."""
 
 pytestmark = [pytest.mark.must, pytest.mark.integration]
 
 
-@pytest.mark.parametrize("strategy", EXPORTER)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "strategy"), cases(*ARCHITECTURES))
 def test_architecture(name: str, strategy: str, tmp_path: Path) -> None:
-    model, inputs = ARCHITECTURES[name]()
-    cached = strategy == "htp" and name in NEEDS_CACHE
-    model.config.use_cache = cached
-    verdict = prove(model, inputs, tmp_path, strategy)
-    assert verdict.checked > 10
-    exported = modelexport.load(tmp_path / "model.onnx")
-    assert exported.sidecar is not None
-    assert bool(exported.sidecar.export.dropped_outputs) == cached
-    if cached:
-        return
-    names = [output.name for output in exported.proto.graph.output]
-    (tmp_path / "plain").mkdir()
-    plain_export(
-        model, inputs, tmp_path / "plain" / "model.onnx", EXPORTER[strategy], output_names=names
-    )
-    assert strip_bytes(tmp_path / "model.onnx") == (tmp_path / "plain" / "model.onnx").read_bytes()
+    assert prove_export(name, strategy).checked > 10
+    path, model, inputs = export(name, strategy, tmp_path)
+    sidecar = modelexport.load(path).sidecar
+    assert sidecar is not None
+    assert bool(sidecar.export.dropped_outputs) == model.config.use_cache
+    if not model.config.use_cache:
+        assert_baseline_bytes(path, model, inputs, EXPORTER[strategy])
+
+
+def assert_baseline_bytes(path: Path, model: nn.Module, inputs: Any, exporter: str) -> None:
+    """Check that a file without its map has the bytes of a plain export with the same names."""
+    names = [value.name for value in onnx.load(path).graph.output]
+    plain = path.parent / "plain" / path.name
+    plain.parent.mkdir()
+    plain_export(model, inputs, plain, exporter, output_names=names)
+    assert strip_bytes(path) == plain.read_bytes()
 
 
 LAYER = "/BertModel/BertEncoder/BertLayer.{}"
@@ -69,20 +68,16 @@ BERT_TAGS = {
 @pytest.mark.parametrize("strategy", EXPORTER)
 def test_bert_has_its_26_tags(strategy: str, tmp_path: Path) -> None:
     assert len(BERT_TAGS) == 26
-    model, inputs = ARCHITECTURES["bert"]()
-    report = modelexport.export_model(model, inputs, tmp_path / "bert.onnx", strategy=strategy)
-    modules = report.hierarchy.modules
-    assert {record.tag for record in modules.values() if record.tag is not None} == BERT_TAGS
-    assert set(report.hierarchy.expected_hierarchy) == BERT_TAGS
-    assert report.hierarchy.expected_hierarchy[0] == "/BertModel"
-    assert [output.name for output in report.hierarchy.export.outputs] == [
-        "last_hidden_state",
-        "pooler_output",
-    ]
-    assert [value.name for value in report.hierarchy.export.inputs] == [
-        "input_ids",
-        "attention_mask",
-    ]
+    path, _, _ = export("bert", strategy, tmp_path)
+    sidecar = modelexport.load(path).sidecar
+    assert sidecar is not None
+    tags = [record.tag for record in sidecar.modules.values()]
+    assert {tag for tag in tags if tag is not None} == BERT_TAGS
+    assert set(sidecar.expected_hierarchy) == BERT_TAGS
+    assert sidecar.expected_hierarchy[0] == "/BertModel"
+    outputs = [value.name for value in sidecar.export.outputs]
+    assert outputs == ["last_hidden_state", "pooler_output"]
+    assert [value.name for value in sidecar.export.inputs] == ["input_ids", "attention_mask"]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -90,23 +85,19 @@ def test_a_program_that_torch_can_only_translate_without_gradients(tmp_path: Pat
     """With a learned bias in its attention, dynamo captures other kernels than it decomposes to."""
     model, inputs = ARCHITECTURES["t5"]()
     model.set_attn_implementation("sdpa")
-    (tmp_path / "plain").mkdir()
     prove(model, inputs, tmp_path, "fx")
-    names = [output.name for output in modelexport.load(tmp_path / "model.onnx").proto.graph.output]
-    plain = tmp_path / "plain" / "model.onnx"
+    refused = str(tmp_path / "refused.onnx")
     with pytest.raises(torch.onnx.OnnxExporterError):
-        torch.onnx.export(model, (), str(plain), kwargs=inputs, dynamo=True, verbose=False)
-    plain_export(model, inputs, plain, "dynamo", output_names=names)
-    assert strip_bytes(tmp_path / "model.onnx") == plain.read_bytes()
+        torch.onnx.export(model, (), refused, kwargs=inputs, dynamo=True, verbose=False)
+    assert_baseline_bytes(tmp_path / "model.onnx", model, inputs, "dynamo")
 
 
 @pytest.mark.regression
 @pytest.mark.parametrize("strategy", EXPORTER)
 def test_the_last_norm_of_a_stack_owns_its_nodes(strategy: str, tmp_path: Path) -> None:
-    """A dropout follows the norm and does nothing; the norm's result goes by another name."""
-    model, inputs = ARCHITECTURES["t5"]()
-    report = modelexport.export_model(model, inputs, tmp_path / "t5.onnx", strategy=strategy)
-    modules = report.hierarchy.modules
+    """A dropout without effect follows the norm, so that its result has another name."""
+    path, _, _ = export("t5", strategy, tmp_path)
+    modules = modelexport.load(path).modules
     for stack in ("encoder", "decoder"):
         assert modules[f"{stack}.final_layer_norm"].nodes >= 6
         assert modules[f"{stack}.final_layer_norm"].status == "nodes"

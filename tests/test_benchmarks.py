@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say: coverage, truth, survival and sizes are counted again, without clocks."""
+"""The benchmarks measure what they say: their counts are repeated here, without clocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_torch_tells_is_real(strategy: str, tmp_path: Path) -> None:
 
 
 def test_a_fused_node_is_where_the_map_and_torch_differ(tmp_path: Path) -> None:
-    """The torchscript exporter names a convolution that has the norm's result in it after the convolution."""
+    """The torchscript exporter names a convolution with a fused norm after the convolution."""
     path, model, inputs = export("resnet", "htp", tmp_path)
     found = told(path, model, inputs)
     assert found.placed_by_map == found.values > found.placed_by_torch

@@ -1,4 +1,4 @@
-"""docs/bert-tiny.md is true: everything on it is counted again with plain onnx, and its values with PyTorch."""
+"""docs/bert-tiny.md is true: its counts are repeated with onnx, its values with PyTorch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from docs.make_bert_tiny import (
 )
 
 import modelexport
+from exports import shared_folder
 from modelexport.source.example_inputs import InputRequest, make_example_inputs
 from modelexport.source.load import load_source
 from proof import check_map, check_results, onnx_values, pytorch_values, value_test
@@ -31,8 +32,10 @@ pytestmark = [pytest.mark.must, pytest.mark.regression, pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return export_demo(tmp_path_factory.mktemp("demo"))
+def demo() -> dict[str, Path]:
+    """Return the files of the demo by strategy."""
+    folder = shared_folder("bert-tiny", export_demo)
+    return {strategy: folder / strategy / "bert-tiny.onnx" for strategy in STRATEGIES}
 
 
 @pytest.fixture(params=STRATEGIES)
@@ -41,19 +44,19 @@ def file(request: pytest.FixtureRequest, demo: dict[str, Path]) -> Path:
 
 
 def example(file: Path) -> tuple[Any, Any]:
-    """The demo's model as it was saved, and the inputs that it was exported with."""
+    """Return the model of the demo as it was saved, and the inputs of its export."""
     source = load_source(str(file.parent / "bert-tiny"))
     return source.model, make_example_inputs(source, InputRequest(), 0).inputs
 
 
 def described(file: Path) -> Iterator[tuple[onnx.NodeProto, dict[str, Any]]]:
-    """Each node with what its own doc_string says, and nothing else."""
+    """Yield each node with the content of its own doc_string."""
     for node in onnx.load(file, load_external_data=False).graph.node:
         yield node, json.loads(node.doc_string)
 
 
 def rows(title: str) -> list[list[str]]:
-    """The cells of the first table below a title of the page, without its head."""
+    """Return the cells of the first table below a title of the page, without its head."""
     lines = PAGE.read_text(encoding="utf-8").split(f"\n{title}", 1)[1].splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("|"))
     table = []
@@ -78,11 +81,9 @@ def test_26_tags_each_once(file: Path) -> None:
     tags = [row[1] for row in shown()]
     assert len(tags) == len(set(tags)) == 26
     assert set(tags) == BERT_TAGS
-    assert {told["hierarchy_path"] for _, told in described(file)} <= BERT_TAGS
-    assert (
-        json.loads(file.with_name("bert-tiny_hierarchy.json").read_text())["expected_hierarchy"]
-        == tags
-    )
+    assert {tag["hierarchy_path"] for _, tag in described(file)} <= BERT_TAGS
+    sidecar = json.loads(file.with_name("bert-tiny_hierarchy.json").read_text())
+    assert sidecar["expected_hierarchy"] == tags
 
 
 def test_the_order_is_that_of_the_calls(file: Path) -> None:
@@ -107,48 +108,48 @@ def test_the_order_is_that_of_the_calls(file: Path) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_nodes_are_counted_right_and_add_up(strategy: str, demo: dict[str, Path]) -> None:
-    told = [told for _, told in described(demo[strategy])]
+    tags = [tag for _, tag in described(demo[strategy])]
     column = list(STRATEGIES).index(strategy)
-    by_tag = Counter(one["hierarchy_path"] for one in told)
-    by_module = Counter(one["hierarchy_module"] for one in told)
+    by_tag = Counter(tag["hierarchy_path"] for tag in tags)
+    by_module = Counter(tag["hierarchy_module"] for tag in tags)
     for row in shown():
         tag, own, whole = row[1], int(row[6 + column]), int(row[8 + column])
         assert own == by_tag[tag]
         assert whole == sum(
-            count for found, count in by_tag.items() if f"{found}/".startswith(f"{tag}/")
+            count for below, count in by_tag.items() if f"{below}/".startswith(f"{tag}/")
         )
     for row in rows("## The hidden modules"):
         assert int(row[6 + column]) == by_module[row[1]]
-        assert {one["hierarchy_path"] for one in told if one["hierarchy_module"] == row[1]} <= {
-            row[5]
-        }
-    assert sum(int(row[6 + column]) for row in shown()) == len(told)
-    assert int(rows("## The 26 modules")[-1][6 + column]) == len(told)
+        own = [tag for tag in tags if tag["hierarchy_module"] == row[1]]
+        assert {tag["hierarchy_path"] for tag in own} <= {row[5]}
+    assert sum(int(row[6 + column]) for row in shown()) == len(tags)
+    assert int(rows("## The 26 modules")[-1][6 + column]) == len(tags)
     operators = Counter(node.op_type for node, _ in described(demo[strategy]))
     table = {row[0]: int(row[1 + column]) for row in rows("## Operators")}
-    assert table.pop("all") == len(told)
+    assert table.pop("all") == len(tags)
     assert {name: count for name, count in table.items() if count} == operators
 
 
-def recounted(file: Path, module: str) -> Component:
-    """One module's part by the definitions on the page, from the doc_strings alone."""
+def recount(file: Path, module: str) -> Component:
+    """Count the part of one module as the page defines it, from the doc_strings alone."""
     model = onnx.load(file, load_external_data=False)
     members = [
         f"{json.loads(node.doc_string)['hierarchy_module']}.".startswith(f"{module}.")
         for node in model.graph.node
     ]
-    maker = {name: place for place, node in enumerate(model.graph.node) for name in node.output}
+    producer = {name: index for index, node in enumerate(model.graph.node) for name in node.output}
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
     uses = [
-        (name, place) for place, node in enumerate(model.graph.node) for name in node.input if name
+        (name, index) for index, node in enumerate(model.graph.node) for name in node.input if name
     ]
-    used = [(name, place) for name, place in uses if name not in sizes]
     edges = Counter(
-        (name in maker and members[maker[name]], members[place]) for name, place in used
+        (name in producer and members[producer[name]], members[index])
+        for name, index in uses
+        if name not in sizes
     )
-    ends = sum(members[maker[value.name]] for value in model.graph.output)
-    read = {name for name, place in uses if name in sizes and members[place]}
-    shared = {name for name, place in uses if name in sizes and not members[place]}
+    ends = sum(members[producer[value.name]] for value in model.graph.output)
+    read = {name for name, index in uses if name in sizes and members[index]}
+    shared = {name for name, index in uses if name in sizes and not members[index]}
     return Component(
         operations=sum(members),
         operators=dict(
@@ -170,13 +171,12 @@ def test_components_are_counted_right(strategy: str, demo: dict[str, Path]) -> N
     table = {row[0]: row[1:] for row in rows(f"### {strategy},")}
     assert list(table) == list(COMPONENTS)
     for module, cells in table.items():
-        found = recounted(demo[strategy], module)
-        assert component(demo[strategy], module) == found
+        expected = recount(demo[strategy], module)
+        assert component(demo[strategy], module) == expected
         *numbers, operators = cells
-        assert [int(number.replace(",", "")) for number in numbers] == [found[0], *found[2:]]
-        assert {
-            word.split()[0]: int(word.split()[1]) for word in operators.split(", ")
-        } == found.operators
+        assert [int(number.replace(",", "")) for number in numbers] == [expected[0], *expected[2:]]
+        pairs = (pair.split() for pair in operators.split(", "))
+        assert {name: int(count) for name, count in pairs} == expected.operators
 
 
 def test_every_value_of_every_module_is_at_its_nodes(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the README and the pages of docs/ say to type is typed here, and what they show is what comes of it."""
+"""Run what the README and the pages of docs/ say to type, and compare what they show."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from filelock import FileLock
 
-from exports import Shared
+from exports import Shared, shared_folder
 from modelexport.attribution import strategies
 from modelexport.cli.main import main
 from pages import Reader, UnfitError, anchors, inline_code, links
@@ -40,7 +39,7 @@ def _print_recipe(reader: Reader, line: str) -> str:
     return output
 
 
-def _the_demo_that_was_made(reader: Reader, line: str) -> str:
+def _print_demo(reader: Reader, line: str) -> str:
     return _print_recipe(reader, line) + (reader.folder / "demo-output" / "stdout.txt").read_text()
 
 
@@ -61,14 +60,14 @@ def _install_beside(reader: Reader, line: str) -> str:
     return output
 
 
-def _say_what_it_takes(reader: Reader, line: str) -> str:
+def _check_batch_options(reader: Reader, line: str) -> str:
     words = [word for word in shlex.split(line) if word.startswith("--")]
     output = CliRunner().invoke(main, ["batch", "--help"]).output
     assert all(word in output for word in words), line
     return output
 
 
-def _not_found_offline(reader: Reader, line: str) -> str:
+def _fail_offline(reader: Reader, line: str) -> str:
     code, output = reader.shell(line)
     assert code == 2, output
     assert "cannot load" in output
@@ -76,29 +75,32 @@ def _not_found_offline(reader: Reader, line: str) -> str:
 
 
 ELSEWHERE: dict[str, Callable[[Reader, str], str]] = {
-    "make demo": _the_demo_that_was_made,  # sets up .venv from an index; the demo itself is run
-    "make ": _print_recipe,  # sets up .venv from an index, and runs for minutes
-    "modelexport batch jobs.toml --resume --executor ray": _say_what_it_takes,  # starts a cluster; tests/batch does
-    "pip install --no-deps --no-build-isolation ./examples/": _install_beside,  # installed into a folder of the page
-    "pip install": _install_nothing,  # reads an index; what is named must be there and can be built
-    "modelexport export google/": _not_found_offline,  # reads the hub; the options are understood
+    # Sets up .venv from a package index; the demo itself is run.
+    "make demo": _print_demo,
+    # Sets up .venv from a package index, and runs for minutes.
+    "make ": _print_recipe,
+    # Starts a cluster; tests/batch does that.
+    "modelexport batch jobs.toml --resume --executor ray": _check_batch_options,
+    # Installed into a folder of the page.
+    "pip install --no-deps --no-build-isolation ./examples/": _install_beside,
+    # Reads a package index; the packages must exist and build.
+    "pip install": _install_nothing,
+    # Reads the hub; the options must be accepted.
+    "modelexport export google/": _fail_offline,
 }
 
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with what a fresh clone has after `make demo`; the demo itself is run once for all."""
-    made = Shared.folder / "demo"
-    with FileLock(f"{made}.lock"):
-        if not made.exists():
-            fresh = made.with_name("demo.part")
-            fresh.mkdir()
-            monkeypatch.chdir(fresh)
-            result = CliRunner().invoke(main, ["demo", "demo-output"])
-            assert result.exit_code == 0, result.output
-            (fresh / "demo-output" / "stdout.txt").write_text(result.stdout)
-            fresh.rename(made)
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    """Return a folder with the files of a fresh clone after `make demo`."""
+
+    def run_demo(folder: Path) -> None:
+        monkeypatch.chdir(folder)
+        result = CliRunner().invoke(main, ["demo", "demo-output"])
+        assert result.exit_code == 0, result.output
+        (folder / "demo-output" / "stdout.txt").write_text(result.stdout)
+
+    shutil.copytree(shared_folder("demo", run_demo), tmp_path, dirs_exist_ok=True)
     for name in CLONE:
         source = ROOT / name
         if source.is_dir():
@@ -108,10 +110,10 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             shutil.copyfile(source, tmp_path / name)
     (tmp_path / ".venv").symlink_to(sys.prefix, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)  # as in a Python that is started there
+    monkeypatch.syspath_prepend(tmp_path)  # like Python when it starts in that folder
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(strategies, "_REGISTRY", dict(strategies._REGISTRY))
-    _forget_modules(Shared.folder.parent)  # of other tests, that may have the same names
+    _forget_modules(Shared.folder.parent)  # other tests may import modules of the same names
     yield tmp_path
     _forget_modules(tmp_path)
 
@@ -131,41 +133,66 @@ def test_what_a_page_says_can_be_done(path: Path, clone: Path) -> None:
     Reader(clone, ELSEWHERE).follow(path.read_text())
 
 
-@pytest.mark.parametrize("path", PAGES, ids=_name)
-def test_links_lead_somewhere(path: Path) -> None:
-    for link in links(path.read_text()):
-        name, _, place = link.partition("#")
-        target = (path.parent / name).resolve() if name else path
-        assert target.exists(), link
-        assert not place or place in anchors(target.read_text()), link
+def test_links_have_a_target() -> None:
+    broken = [
+        f"{_name(path)}: {link}"
+        for path in PAGES
+        for link in links(path.read_text())
+        if not _has_target(path, link)
+    ]
+    assert broken == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=_name)
-def test_commands_and_options_in_the_text_exist(path: Path) -> None:
+def _has_target(page: Path, link: str) -> bool:
+    name, _, anchor = link.partition("#")
+    target = (page.parent / name).resolve() if name else page
+    return target.exists() and (not anchor or anchor in anchors(target.read_text()))
+
+
+def test_commands_and_options_in_the_text_exist() -> None:
     known = {name: _options(name) for name in main.list_commands(None)}  # type: ignore[arg-type]
-    every = set().union(*known.values()) | {"--help"}
-    for code in inline_code(path.read_text()):
-        words = code.replace("\\|", " ").split()
-        if words[0] == "modelexport" and len(words) > 1 and words[1].islower():
-            assert words[1] in known, code
-            assert {word for word in words if word.startswith("--")} <= known[words[1]] | {
-                "--help"
-            }, code
-        elif words[0].startswith("--"):
-            assert words[0].partition("=")[0] in every, code
+    wrong = [
+        f"{_name(path)}: {code}"
+        for path in PAGES
+        for code in inline_code(path.read_text())
+        if not _exists(code.replace("\\|", " ").split(), known)
+    ]
+    assert wrong == []
+
+
+def _exists(words: list[str], known: dict[str, set[str]]) -> bool:
+    """Return whether a piece of code in the text is no command line, or one that exists."""
+    if words[0] == "modelexport" and len(words) > 1 and words[1].islower():
+        options = {word for word in words if word.startswith("--")}
+        return words[1] in known and options <= known[words[1]]
+    name = words[0].partition("=")[0]
+    return not name.startswith("--") or any(name in options for options in known.values())
 
 
 def _options(name: str) -> set[str]:
     command = main.get_command(None, name)  # type: ignore[arg-type]
-    return {
-        option
-        for parameter in command.params
-        for option in (*parameter.opts, *parameter.secondary_opts)
-    }
+    options = (option for item in command.params for option in (*item.opts, *item.secondary_opts))
+    return {*options, "--help"}
 
 
 @pytest.mark.parametrize(
-    ("page", "check_onnx"),
+    ("code", "exists"),
+    [
+        ("modelexport analyze --filter-tag", True),
+        ("modelexport analyze --no-such-option", False),
+        ("modelexport no-such-command", False),
+        ("--scrub", True),
+        ("--no-such-option=1", False),
+        ("something else", True),
+    ],
+)
+def test_a_command_that_does_not_exist_is_seen(code: str, exists: bool) -> None:
+    known = {name: _options(name) for name in main.list_commands(None)}  # type: ignore[arg-type]
+    assert _exists(code.split(), known) == exists
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
     [
         ("```sh\nmodelexport analyze absent.onnx\n```", "exits with 2"),
         ("```sh\nfalse\n```", "exits with 1"),
@@ -185,9 +212,9 @@ def _options(name: str) -> set[str]:
         ("```sh\npip install ./absent\n```", "absent"),
     ],
 )
-def test_a_page_that_is_wrong_is_found_out(page: str, check_onnx: str, tmp_path: Path) -> None:
+def test_a_wrong_page_is_refused(page: str, complaint: str, tmp_path: Path) -> None:
     shutil.copyfile(ROOT / "Makefile", tmp_path / "Makefile")
-    with pytest.raises(UnfitError, match=check_onnx):
+    with pytest.raises(UnfitError, match=complaint):
         Reader(tmp_path, ELSEWHERE).follow(page)
 
 
@@ -230,8 +257,9 @@ def test_a_page_that_is_right_passes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     Reader(tmp_path, ELSEWHERE).follow(RIGHT)
 
 
-def test_links_and_code_words_are_found() -> None:
-    page = "# One (two)\n[a](b.md#c) `[no](x)` [w](https://example.org) `--flag x`\n```sh\n[no](y) `z`\n```\n"
+def test_links_and_code_words_are_read() -> None:
+    text = "# One (two)\n[a](b.md#c) `[no](x)` [w](https://example.org) `--flag x`\n"
+    page = f"{text}```sh\n[no](y) `z`\n```\n"
     assert links(page) == ["b.md#c"]
     assert inline_code("`--flag x` and `y`\n```\n`z`\n```\n") == ["--flag x", "y"]
     assert anchors(page) == {"one-two"}

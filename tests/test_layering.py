@@ -1,4 +1,4 @@
-"""Data moves one way, and reading never needs torch."""
+"""Rooms import in one direction, and reading never needs torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 import modelexport
+import quick
+from zoo import ZOO
 
+ROOT = Path(__file__).parents[1]
 SOURCE = Path(modelexport.__file__).parent
 ROOMS = [
     "errors",
@@ -43,44 +47,56 @@ ROOMS = [
 """Each room may import from itself and from those before it."""
 TORCH_ROOMS = {"capture", "request", "source", "pipeline", "verification"}
 HEAVY = ("torch", "transformers", "onnxruntime")
+COMMAND = "from modelexport.cli.main import main; main"
 
 pytestmark = pytest.mark.must
 
 
 def imports(path: Path) -> set[str]:
-    """The modules that a file imports when it is imported, not those inside functions."""
-    found = set()
-    body = [node for node in ast.parse(path.read_text()).body if not _type_checking(node)]
-    for node in body:
+    """Return the modules that a file imports when it is imported, not inside functions."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
-def _type_checking(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+def source_imports() -> Iterator[tuple[str, str, str]]:
+    """Yield each import of the source as (room, file, imported module)."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        file = path.relative_to(SOURCE)
+        for name in sorted(imports(path)):
+            yield file.parts[0].removesuffix(".py"), str(file), name
 
 
-FILES = sorted(path for path in SOURCE.rglob("*.py"))
+def test_only_some_rooms_import_torch() -> None:
+    offences = [
+        f"{file} imports {name}"
+        for room, file, name in source_imports()
+        if name.partition(".")[0] in HEAVY and room not in TORCH_ROOMS
+    ]
+    assert offences == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_only_some_rooms_import_torch(path: Path) -> None:
-    if any(name.partition(".")[0] in HEAVY for name in imports(path)):
-        assert path.relative_to(SOURCE).parts[0].removesuffix(".py") in TORCH_ROOMS
+def test_rooms_import_in_one_direction() -> None:
+    offences = []
+    for room, file, name in source_imports():
+        package, _, inner = name.partition(".")
+        imported = inner.partition(".")[0]
+        if package != "modelexport" or imported not in ROOMS or room in ("__init__", "__main__"):
+            continue
+        if room not in ROOMS:
+            offences.append(f"{file} is in none of the rooms listed here")
+        elif ROOMS.index(imported) > ROOMS.index(room):
+            offences.append(f"{file} imports {name}")
+    assert offences == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_arrows_point_one_way(path: Path) -> None:
-    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    if room in ("__init__", "__main__"):
-        return
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "modelexport" and len(parts) > 1 and parts[1] in ROOMS:
-            assert ROOMS.index(parts[1]) <= ROOMS.index(room), f"{path.name} imports {name}"
+def test_quick_names_what_exists() -> None:
+    assert [file for file in quick.FILES if not (ROOT / file).exists()] == []
+    assert {*quick.MODELS} <= {*ZOO}
 
 
 @pytest.mark.parametrize(
@@ -90,24 +106,22 @@ def test_arrows_point_one_way(path: Path) -> None:
         "import modelexport; modelexport.load; modelexport.strip; modelexport.ExportStrategy",
         "import modelexport as m; m.analyze, m.validate, m.compare, m.extract_module_subgraph",
         "import modelexport as m; m.export_graphml, m.import_onnx, m.extract, m.partition",
-        "from modelexport.cli.main import main; main(['import-onnx', '--help'], standalone_mode=False)",
-        "from modelexport.cli.main import main; main(['--help'], standalone_mode=False)",
-        "from modelexport.cli.main import main; main(['export', '--help'], standalone_mode=False)",
-        "from modelexport.cli.main import main; main(['demo', '--help'], standalone_mode=False)",
-        "import modelexport.tagged.strip, modelexport.tagged.tables, modelexport.attribution.strategies",
+        f"{COMMAND}(['import-onnx', '--help'], standalone_mode=False)",
+        f"{COMMAND}(['--help'], standalone_mode=False)",
+        f"{COMMAND}(['export', '--help'], standalone_mode=False)",
+        f"{COMMAND}(['demo', '--help'], standalone_mode=False)",
+        "import modelexport.tagged.strip, modelexport.tagged.tables",
+        "import modelexport.attribution.strategies",
     ],
 )
 def test_light_code_stays_light(code: str) -> None:
-    check = f"{code}\nimport sys\nheavy = [m for m in {HEAVY!r} if m in sys.modules]\nassert not heavy, heavy"
+    check = f"import sys\n{code}\nassert not {{*{HEAVY!r}}} & {{*sys.modules}}"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
-ROOT = Path(__file__).parents[1]
-
-
 def declared(*extras: str) -> set[str]:
-    """Names of the distributions that pyproject.toml asks for, with those of some extras."""
+    """Return the distributions that pyproject.toml requires, with those of some extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [
         *project["dependencies"],
@@ -117,9 +131,9 @@ def declared(*extras: str) -> set[str]:
 
 
 def imported_distributions(folder: Path) -> dict[str, set[str]]:
-    """For each top-level name that the files of a folder import from elsewhere, the distributions that have it."""
+    """Return, for each package that the files of a folder import, the distributions with it."""
     trees = (ast.walk(ast.parse(path.read_text())) for path in folder.rglob("*.py"))
-    found = {
+    names = {
         name.partition(".")[0]
         for node in (node for tree in trees for node in tree)
         for name in (
@@ -133,7 +147,7 @@ def imported_distributions(folder: Path) -> dict[str, set[str]]:
     known = packages_distributions()
     return {
         name: {distribution.lower() for distribution in known[name]}
-        for name in found - sys.stdlib_module_names - {"modelexport"}
+        for name in names - sys.stdlib_module_names - {"modelexport"}
         if name in known
     }
 
@@ -144,11 +158,11 @@ def imported_distributions(folder: Path) -> dict[str, set[str]]:
     [("src", ("hf", "runtime", "ray")), ("tests", ("hf", "runtime", "ray", "dev"))],
 )
 def test_imports_are_declared(folder: str, extras: tuple[str, ...]) -> None:
-    """An import that only another package's dependencies bring along breaks when that package drops it."""
+    """An import that another package depends on breaks when that package drops it."""
     known = declared(*extras)
     missing = {
-        name: found
-        for name, found in imported_distributions(ROOT / folder).items()
-        if not found & known
+        name: distributions
+        for name, distributions in imported_distributions(ROOT / folder).items()
+        if not distributions & known
     }
     assert not missing

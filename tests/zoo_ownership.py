@@ -1,4 +1,4 @@
-"""Modules whose nodes a map gives away easily: their results are removed, merged, fused or taken over."""
+"""Modules whose nodes a map may attribute to others: results are removed, merged or fused."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ _register_steps_without_effect()
 
 
 class Renamed(nn.Module):
-    """The last step of the model has no effect, so that its name goes to a node of another module."""
+    """The last step has no effect, so that another module's node gets the name of the output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ def scripted_function() -> Example:
 
 
 class WithoutGradients(nn.Module):
-    """A block in another gradient mode: dynamo makes one operation of it, and takes it apart later."""
+    """A block in another gradient mode: dynamo makes it one operation, and inlines it later."""
 
     def __init__(self) -> None:
         super().__init__()
