@@ -56,6 +56,7 @@ PUBLIC = {
     "FileFacts",
     "FileSummary",
     "Finding",
+    "FlatSubgraph",
     "FormatError",
     "Graph",
     "GraphmlFiles",

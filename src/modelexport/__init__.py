@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from modelexport.capture.trace import Site, Trace
     from modelexport.extraction.extract import ExtractableModule, Extraction, extract, list_modules
     from modelexport.extraction.partition import partition
-    from modelexport.graph.flat import Graph, Node
+    from modelexport.graph.flat import FlatSubgraph, Graph, Node
     from modelexport.graphml.import_onnx import Imported, import_onnx
     from modelexport.graphml.write import GraphmlFiles, export_graphml
     from modelexport.keywords import ModelKeywords, SourceKeywords
@@ -124,7 +124,7 @@ _HOMES = {
     "capture.trace": "Site Trace",
     "extraction.extract": "ExtractableModule Extraction extract list_modules",
     "extraction.partition": "partition",
-    "graph.flat": "Graph Node",
+    "graph.flat": "FlatSubgraph Graph Node",
     "graphml.import_onnx": "Imported import_onnx",
     "graphml.write": "GraphmlFiles export_graphml",
     "keywords": "ModelKeywords SourceKeywords",
@@ -182,6 +182,7 @@ __all__ = [
     "FileFacts",
     "FileSummary",
     "Finding",
+    "FlatSubgraph",
     "FormatError",
     "Graph",
     "GraphmlFiles",
