@@ -158,8 +158,13 @@ def test_jobs_end_with_a_batch_that_is_killed(bad: str, tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     wait_for_end(tmp_path)
-    settle_dead_runs(tmp_path / "out")  # as the next run in the folder does
-    assert not list((tmp_path / "out").glob(".*"))
+    wait_until(lambda: _settled(tmp_path / "out"))
+
+
+def _settled(folder: Path) -> bool:
+    """Settle dead runs as the next run in the folder does; return whether none is left."""
+    settle_dead_runs(folder)
+    return not list(folder.glob(".*"))
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
