@@ -164,7 +164,7 @@ class ResultsFile:
         return {result.name: result for result in _decode(lines)}
 
     def start(self, kept: Iterable[JobResult]) -> None:
-        """Write the file anew.
+        """Rewrite the file.
 
         Args:
             kept: The results that it begins with.

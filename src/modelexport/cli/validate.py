@@ -93,12 +93,12 @@ def _repair_lines(repair: Repair, is_valid: bool) -> Iterator[RenderableType]:
     repaired += ["the model's metadata"] if repair.metadata else []
     repaired += ["the sidecar"] if repair.sidecar else []
     if repaired:
-        yield line(f"mended {', '.join(repaired)}")
+        yield line(f"repaired {', '.join(repaired)}")
     elif is_valid:
-        yield line("nothing had to be mended")
+        yield line("nothing needs repair")
     else:
         yield line(
-            "nothing could be mended: no record that is left tells more; "
+            "nothing could be repaired: no intact record is left; "
             "put the export's sidecar beside the file"
         )
     for backup in repair.backups:

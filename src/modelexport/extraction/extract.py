@@ -349,7 +349,7 @@ def _all_boundaries(file: OpenModel) -> dict[str, Boundary]:
     """Find the boundaries of all modules, in time linear in the nodes and the depth."""
     main = file.source.main
     for subgraph in main:
-        subgraph.flow(len(subgraph.nodes))  # once, instead of anew up to the end of each module
+        subgraph.flow(len(subgraph.nodes))  # once, instead of again for each module
     ancestors = functools.cache(_with_ancestors)
     members = find_members(main, lambda path, call: ancestors(path))
     consumers = ConsumerIndex()

@@ -1,4 +1,4 @@
-"""Tensors taken apart into a description and their values, and joined again, bit for bit.
+"""Split tensors into a description and their values, and join them again, bit for bit.
 
 Values are bytes in memory or a span of a file, which is never read into memory as a whole. A store
 keeps the values of a GraphML file.
