@@ -22,12 +22,9 @@ _MEANING = {
 }
 
 _TORCH = (
-    "torch 2.13 to 2.15 is supported: the project is developed on 2.13.0, and a part of the proof "
-    "(LSTM, BERT,",
-    "conditionals, traced modules) passes on 2.14.1 and 2.15.0. torch 2.12.1 writes an invalid "
-    "file for an LSTM",
-    "with dynamo, and 2.9.1 fails 13 of these 30 tests. `make compat TORCH=2.15.0` runs the "
-    "whole proof.",
+    "torch 2.13 to 2.15 is supported. The project is developed on 2.13.0; the whole proof passes on",
+    "2.15.0 (`make compat TORCH=2.15.0`), a part of it (LSTM, BERT, conditionals, traced modules)",
+    "was run on 2.14.1. torch 2.12.1 writes an invalid file for an LSTM with dynamo.",
 )
 """Results of `make compat`, which a sweep does not repeat."""
 
