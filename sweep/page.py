@@ -22,9 +22,9 @@ _MEANING = {
 }
 
 _TORCH = (
-    "torch 2.13 to 2.15 is supported. The project is developed on 2.13.0; the whole proof passes",
-    "on 2.15.0 (`make compat TORCH=2.15.0`), a part of it (LSTM, BERT, conditionals, traced modules)",
-    "was run on 2.14.1. torch 2.12.1 writes an invalid file for an LSTM with dynamo.",
+    "torch 2.13 to 2.15 is supported. The project is developed on 2.13.0. The whole proof passes",
+    "on 2.15.0 (`make compat TORCH=2.15.0`), and a part of it (LSTM, BERT, conditionals, traced",
+    "modules) was run on 2.14.1. torch 2.12.1 writes an invalid file for an LSTM with dynamo.",
 )
 """Results of `make compat`, which a sweep does not repeat."""
 
