@@ -53,7 +53,7 @@ class ArgumentError(ModelExportError, ValueError):
 
 
 class UnknownOptionError(ArgumentError, TypeError):
-    """There is no option of this name; the hint has the nearest one."""
+    """An option has an unknown name; the hint suggests the nearest one."""
 
 
 class ArgumentTypeError(ModelExportError, TypeError):

@@ -202,7 +202,7 @@ def flatten(model: onnx.ModelProto, nodes: StoredNodes | None = None) -> Graph:
 
 
 class _Scope(msgspec.Struct, frozen=True):
-    """Where nodes are: in which subgraph of which node, in which function, and which names hold.
+    """The scope of some nodes: their subgraph or function, and the names that are visible there.
 
     `names` maps the names that each graph around a node defines to keys, outermost first; the keys
     of the main graph are the names themselves.

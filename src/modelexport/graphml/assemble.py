@@ -42,7 +42,7 @@ class ExternalValues(NamedTuple):
 
 
 class Assembly:
-    """A model of which the main graph's nodes and initializers are kept in serialized form.
+    """A model that keeps the nodes and initializers of its main graph in serialized form.
 
     `external` lists the values that go into data files of the model.
     """

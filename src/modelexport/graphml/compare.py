@@ -65,7 +65,7 @@ class _Comparison:
             raise FormatError("the operators are not those that were recorded", hint=UNDO)
 
     def _removed(self, kind: str, count: int) -> FormatError:
-        """Return the error for removed nodes; what is left tells which values they gave."""
+        """Return the error for removed nodes, named by the values that are now missing."""
         message = f"an {kind} was removed" if count == 1 else f"{count} {kind}s were removed"
         orders = sorted(self._parts.operators)
         undefined = [

@@ -79,7 +79,7 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 class StoredValues(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """An entry of the key `values`: which field of which tensor was taken out, and where it is."""
+    """An entry of the key `values`: the tensor field that is stored elsewhere, and its location."""
 
     field: str
     length: int

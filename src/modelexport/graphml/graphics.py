@@ -58,7 +58,7 @@ def draw_shape(box: Box, kind: str, label: str) -> str:
 def draw_group(
     boxes: tuple[Box, Box], closed: bool, kind: str, depth: int, label: str, *, empty: bool
 ) -> str:
-    """Draw a node with members: once open and once closed, one of which yEd shows.
+    """Draw a group in its open and its closed form; yEd shows one of them.
 
     Args:
         boxes: Where the open and the closed group are.

@@ -188,7 +188,7 @@ class Labels:
 
 
 def shorten(text: str) -> str:
-    """Cut a long name at its beginning: the end tells more."""
+    """Shorten a long name at its beginning: the end is more specific."""
     return text if len(text) <= _LONGEST_LABEL else f"…{text[1 - _LONGEST_LABEL :]}"
 
 

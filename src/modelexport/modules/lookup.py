@@ -200,7 +200,7 @@ def _with_similar_end(wanted: str, names: Sequence[str], separator: str) -> list
 
 
 class Selection:
-    """The nodes and modules that a text stands for; all of them where there is no text.
+    """The nodes and modules that a pattern selects; all of them without a pattern.
 
     Args:
         text: What `ModuleNames.resolve` takes, or `auxiliary`; None for everything.

@@ -89,7 +89,7 @@ def parse_model(
 
 
 def stored_nodes(data: wire.Buffer, path: Path) -> StoredNodes:
-    """Return the nodes of the main graph, each of which is parsed when it is accessed.
+    """Return the nodes of the main graph, parsed on access.
 
     Args:
         data: The bytes of the model.

@@ -218,7 +218,7 @@ def _call_factory(spec: str, name: str, module: ModuleType) -> LoadedModel:
 
 
 def _unsupported_file(path: Path) -> SourceError:
-    """Build the error for a file that is no `.pt2`, with what to do instead."""
+    """Build the error for a file that is not a `.pt2`, with what to do instead."""
     try:
         with path.open("rb") as file:
             magic = file.read(2)
