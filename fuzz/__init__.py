@@ -1,1 +1,1 @@
-"""Puts damaged files by the thousand before every reader: only our own errors may come out."""
+"""Give thousands of damaged files to every reader: only errors of modelexport may be raised."""

@@ -1,4 +1,4 @@
-"""`python -m fuzz [TARGET ...]`: damaged files before every reader, each case in a process of its own."""
+"""`python -m fuzz [TARGET ...]`: run readers on damaged files, each case in its own process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fuzz.hunt import Found, Outcome, hunted, warm_up
-from fuzz.limits import judged
-from fuzz.seeds import written
+from fuzz.limits import judge
+from fuzz.search import FlawReport, Outcome, search_by_name, warm_up
+from fuzz.seeds import write_files
 from fuzz.targets import TARGETS
 
 
@@ -27,13 +27,17 @@ from fuzz.targets import TARGETS
     type=click.IntRange(1),
     default=10_000,
     show_default=True,
-    help="How many for each target.",
+    help="Cases per target.",
 )
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="The same seed gives the same cases."
 )
 @click.option(
-    "--jobs", type=click.IntRange(1), default=2, show_default=True, help="Targets at the same time."
+    "--jobs",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Targets to run in parallel.",
 )
 @click.option(
     "--keep",
@@ -44,7 +48,7 @@ from fuzz.targets import TARGETS
     "--repeat",
     "again",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Files to try once more.",
+    help="Run the readers on these files.",
 )
 def main(
     targets: tuple[str, ...],
@@ -54,20 +58,20 @@ def main(
     keep: Path | None,
     again: Path | None,
 ) -> None:
-    """Look for input that makes a reader fail in any other way than by an error of ours.
+    """Search for files that make a reader fail without an error of modelexport.
 
-    All targets if none is named. The exit code is 1 if there was a flaw.
+    Runs all targets unless some are named. The exit code is 1 if there is a flaw.
     """
     names = targets or tuple(TARGETS)
     if again is not None:
-        sys.exit(max(_repeated(name, again) for name in names))
+        sys.exit(max(_repeat(name, again) for name in names))
     if jobs == 1:
-        outcomes = [hunted(name, cases, seed) for name in names]
+        outcomes = [search_by_name(name, cases, seed) for name in names]
     else:
         with ProcessPoolExecutor(
             jobs, mp_context=get_context("spawn"), max_tasks_per_child=1
         ) as pool:
-            outcomes = list(pool.map(hunted, names, repeat(cases), repeat(seed)))
+            outcomes = list(pool.map(search_by_name, names, repeat(cases), repeat(seed)))
     for outcome in outcomes:
         for number, flaw in enumerate(outcome.flaws):
             _show(outcome.target, number, flaw, keep)
@@ -75,9 +79,10 @@ def main(
     sys.exit(any(outcome.flaws for outcome in outcomes))
 
 
-def _repeated(name: str, folder: Path) -> bool:
+def _repeat(name: str, folder: Path) -> bool:
+    """Run the readers of a target on kept files, and return whether there is a flaw."""
     warm_up(TARGETS[name])
-    verdict = judged(TARGETS[name].readers, folder.resolve(), TARGETS[name].limits)
+    verdict = judge(TARGETS[name].readers, folder.resolve(), TARGETS[name].limits)
     click.echo(
         f"{name}: no flaw"
         if verdict.flaw is None
@@ -86,21 +91,19 @@ def _repeated(name: str, folder: Path) -> bool:
     return verdict.flaw is not None
 
 
-def _show(name: str, number: int, flaw: Found, keep: Path | None) -> None:
+def _show(name: str, number: int, flaw: FlawReport, keep: Path | None) -> None:
     click.echo(f"{name}: {flaw.name}\n{flaw.detail}")
     if keep is None:
         click.echo("  --keep DIR keeps the files that show it\n")
         return
     folder = keep / f"{name}-{number}"
     folder.mkdir(parents=True, exist_ok=True)
-    written(flaw.files, folder)
-    click.echo(f"  once more: python -m fuzz {name} --repeat {folder}\n")
+    write_files(flaw.files, folder)
+    click.echo(f"  to repeat: python -m fuzz {name} --repeat {folder}\n")
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    table = Table(
-        "target", *(("cases", "read by some", "seconds", "slowest case", "most memory", "flaws"))
-    )
+    table = Table("target", "cases", "accepted", "seconds", "slowest case", "most memory", "flaws")
     for o in outcomes:
         share = f"{o.accepted / max(o.cases, 1):.0%}"
         row = (

@@ -1,4 +1,4 @@
-"""Small files that are whole: what the damage is done to. They are made without torch, so that forking is cheap."""
+"""Small valid files to mutate, made without torch, so that forking is cheap."""
 
 from __future__ import annotations
 
@@ -14,20 +14,15 @@ from onnx import helper, numpy_helper
 
 import modelexport
 from graphml.handmade import HANDMADE, model, value
-from modelexport.attribution.module_records import HierarchyMap, tagged_chunks
 from modelexport.graph.flat import flatten
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.options import PARAMETER_MODES
+from modelexport.tagged.hierarchy_map import HierarchyMap, tagged_chunks
 from modelexport.tagged.records import ExportRecord, ModelRecord, encode_sidecar
 from modelexport.tagged.tables import complete_sidecar, consumer_tags, tags_of_node
 
-MODEL, SIDECAR, DATA, GRAPHML, GRAPHML_DATA = (
-    "m.onnx",
-    "m_hierarchy.json",
-    "m.onnx.data",
-    "g.graphml",
-    "g.onnxdata",
-)
+MODEL, SIDECAR, DATA = "m.onnx", "m_hierarchy.json", "m.onnx.data"
+GRAPHML, GRAPHML_DATA = "g.graphml", "g.onnxdata"
 MODULES = {
     "": "/Net",
     "encoder": "/Net/Encoder",
@@ -36,39 +31,36 @@ MODULES = {
     "head": "/Net/Head",
     "spare": "/Net/Spare",
 }
-_HOMES = ("encoder.block.linear", "encoder.block", "encoder", "head", "")
-_FROM_HAND = (
-    "bodies",
-    "functions",
-    "every_attribute",
-    "odd_types",
-    "sequences",
-    "weights_as_inputs",
-    "metadata_everywhere",
+_OWNERS = ("encoder.block.linear", "encoder.block", "encoder", "head", "")
+_HANDMADE_NAMES = (
+    *("bodies", "functions", "every_attribute", "odd_types", "sequences"),
+    *("weights_as_inputs", "metadata_everywhere"),
 )
 
 
 class Files(dict[str, bytes]):
-    """What lies in a folder, by name."""
+    """The files of a folder, by name."""
 
     def __repr__(self) -> str:
-        return f"Files of {', '.join(f'{len(content)} bytes in {name}' for name, content in self.items())}"
+        sizes = ", ".join(f"{len(content)} bytes in {name}" for name, content in self.items())
+        return f"Files of {sizes}"
 
 
 class Seed(NamedTuple):
-    """Files that belong together, and the one that is damaged."""
+    """Files that belong together, and the name of the one to mutate."""
 
     files: Files
-    damaged: str
+    name: str
 
     @property
     def content(self) -> bytes:
-        return self.files[self.damaged]
+        """The content of the file to mutate."""
+        return self.files[self.name]
 
 
 def net() -> onnx.ModelProto:
-    """Two linear layers with sizes that follow from shapes, and a weight that is large enough to be stepped over."""
-    weights = [
+    """Build two linear layers with a shape computation, and an initializer that readers skip."""
+    initializers = [
         numpy_helper.from_array(np.arange(400, dtype=np.float32).reshape(20, 20), "w1"),
         numpy_helper.from_array(np.ones(20, np.float32), "b1"),
         numpy_helper.from_array(np.ones((20, 3), np.float32), "w2"),
@@ -87,46 +79,37 @@ def net() -> onnx.ModelProto:
         helper.make_node("Softmax", ["g"], ["y"], axis=-1, doc_string="of its own"),
     ]
     return model(
-        nodes, [value("x", shape=["batch", 20])], [value("y", shape=["batch", 3])], weights
+        nodes, [value("x", shape=["batch", 20])], [value("y", shape=["batch", 3])], initializers
     )
 
 
-def tagged(proto: onnx.ModelProto) -> Files:
-    """A model with a map, as an export writes it: nodes take turns to belong to a few modules."""
+def tag_model(proto: onnx.ModelProto) -> Files:
+    """Add a map to a model, as an export does, with the nodes spread over a few modules."""
     graph = flatten(proto)
-    homes = [
-        _HOMES[number * len(_HOMES) // max(len(graph.nodes), 1)]
+    owners = [
+        _OWNERS[number * len(_OWNERS) // max(len(graph.nodes), 1)]
         for number in range(len(graph.nodes))
     ]
-    primary = [MODULES[home] or MODULES["encoder.block"] for home in homes]
+    primary = [MODULES[owner] or MODULES["encoder.block"] for owner in owners]
     consumers = consumer_tags(graph, primary)
     tags = []
-    for number, (node, home, own) in enumerate(zip(graph.nodes, homes, primary, strict=True)):
-        told = tags_of_node(node, own, consumers)
+    for number, (node, owner, own) in enumerate(zip(graph.nodes, owners, primary, strict=True)):
+        names = tags_of_node(node, own, consumers)
+        call = number % 2 if owner == "encoder" else None
         doc = graph.protos[number].doc_string or None
-        tags.append(
-            NodeTag(
-                told,
-                own,
-                len(told),
-                "scope",
-                home,
-                number % 2 if home == "encoder" else None,
-                doc=doc,
-            )
-        )
+        tags.append(NodeTag(names, own, len(names), "scope", owner, call, doc=doc))
     record = ModelRecord("fuzz.Net", "fuzz", MODEL, 21, proto.ir_version)
     export = ExportRecord("htp", "torchscript", "auto", None, 0, (), (), (), {"torch": "0"})
     hierarchy = HierarchyMap(
-        tuple(tags), complete_sidecar(graph, tags, record, export, _modules(homes, graph.outputs))
+        tuple(tags), complete_sidecar(graph, tags, record, export, _modules(owners, graph.outputs))
     )
     data = b"".join(tagged_chunks(proto.SerializeToString(), hierarchy))
     return Files({MODEL: data, SIDECAR: encode_sidecar(hierarchy.sidecar)})
 
 
-def _modules(homes: Sequence[str], results: Sequence[str]) -> dict[str, ModuleRecord]:
+def _modules(owners: Sequence[str], results: Sequence[str]) -> dict[str, ModuleRecord]:
     counts = {
-        path: sum(home == path or not path or home.startswith(f"{path}.") for home in homes)
+        path: sum(owner == path or not path or owner.startswith(f"{path}.") for owner in owners)
         for path in MODULES
     }
     return {
@@ -136,7 +119,7 @@ def _modules(homes: Sequence[str], results: Sequence[str]) -> dict[str, ModuleRe
             shown=tag is not None,
             status="nodes" if counts[path] else "unused",
             calls=2 if path == "encoder" else int(bool(counts[path])),
-            execution_order=place if counts[path] else None,
+            execution_order=order if counts[path] else None,
             forward_args=("x",),
             parameters=("w1", "b1") if "linear" in path else (),
             direct_parameters=(),
@@ -147,60 +130,71 @@ def _modules(homes: Sequence[str], results: Sequence[str]) -> dict[str, ModuleRe
             nodes=counts[path],
             results=(tuple(results),) if path in ("", "head") else (),
         )
-        for place, (path, tag) in enumerate(MODULES.items())
+        for order, (path, tag) in enumerate(MODULES.items())
     }
 
 
 @functools.cache
 def models() -> tuple[Seed, ...]:
-    """Tagged models: with and without sidecar, without a map, with weights in a data file."""
-    files = [tagged(made) for made in (net(), *(HANDMADE[name]() for name in _FROM_HAND))]
+    """Return models with and without a sidecar, without a map, and with a data file."""
+    files = [tag_model(proto) for proto in (net(), *(HANDMADE[name]() for name in _HANDMADE_NAMES))]
     bare = Files({MODEL: net().SerializeToString()})
-    found = [*files, bare, *(Files({MODEL: files[number][MODEL]}) for number in (0, 1, 2)), apart()]
-    return tuple(Seed(each, MODEL) for each in found)
+    cases = [
+        *files,
+        bare,
+        *(Files({MODEL: files[number][MODEL]}) for number in (0, 1, 2)),
+        net_with_data_file(),
+    ]
+    return tuple(Seed(case, MODEL) for case in cases)
 
 
 @functools.cache
-def apart() -> Files:
-    """The net with its weights in a data file."""
+def net_with_data_file() -> Files:
+    """Return the tagged net with its initializers in a data file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / MODEL
         onnx.save_model(net(), path, save_as_external_data=True, location=DATA, size_threshold=0)
         proto = onnx.load(path, load_external_data=False)
-        return Files({**tagged(proto), DATA: path.with_name(DATA).read_bytes()})
+        return Files({**tag_model(proto), DATA: path.with_name(DATA).read_bytes()})
 
 
-def drawn(files: Files, mode: str) -> Files:
-    """The same as GraphML, with all that has to lie beside it."""
+def convert_to_graphml(files: Files, mode: str) -> Files:
+    """Convert a model to GraphML, with all files that the GraphML needs."""
     with tempfile.TemporaryDirectory() as folder:
-        path = written(files, Path(folder)) / MODEL
-        made = modelexport.export_graphml(path, path.with_name(GRAPHML), parameters=mode)
-        wanted = [made.graphml, path.with_name(GRAPHML_DATA)]
+        write_files(files, Path(folder))
+        path = Path(folder) / MODEL
+        export = modelexport.export_graphml(path, path.with_name(GRAPHML), parameters=mode)
+        outputs = [export.graphml, path.with_name(GRAPHML_DATA)]
         if mode == "reference":
-            wanted += [path, path.with_name(DATA)]
-        return Files({found.name: found.read_bytes() for found in wanted if found.exists()})
+            outputs += [path, path.with_name(DATA)]
+        return Files({file.name: file.read_bytes() for file in outputs if file.exists()})
 
 
 @functools.cache
-def drawings() -> tuple[Seed, ...]:
-    """GraphML of a few models, with weights kept in each of the ways."""
+def graphml_files() -> tuple[Seed, ...]:
+    """Return GraphML of a few models, in each parameter mode."""
     small = [models()[number].files for number in (0, 1, 2)]
-    found = [drawn(files, mode) for files in (*small, apart()) for mode in PARAMETER_MODES]
+    cases = [
+        convert_to_graphml(files, mode)
+        for files in (*small, net_with_data_file())
+        for mode in PARAMETER_MODES
+    ]
     for name in ("odd_types", "many_outputs"):
-        found.append(drawn(Files({MODEL: HANDMADE[name]().SerializeToString()}), "sidecar"))
-    return tuple(Seed(files, GRAPHML) for files in found)
+        files = Files({MODEL: HANDMADE[name]().SerializeToString()})
+        cases.append(convert_to_graphml(files, "sidecar"))
+    return tuple(Seed(files, GRAPHML) for files in cases)
 
 
-def beside() -> Iterator[Seed]:
-    """Files with weights, beside what refers to them."""
-    for seed in drawings():
+def data_files() -> Iterator[Seed]:
+    """Yield files with the data of initializers, beside the files that refer to them."""
+    for seed in graphml_files():
         for name in seed.files:
             if name != GRAPHML:
                 yield Seed(seed.files, name)
-    yield Seed(apart(), DATA)
+    yield Seed(net_with_data_file(), DATA)
 
 
-def written(files: Files, folder: Path) -> Path:
+def write_files(files: Files, folder: Path) -> None:
+    """Write files to a folder."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    return folder

@@ -1,6 +1,6 @@
-"""What is fuzzed: for each kind of file where cases come from, and every reader that such a file gets to.
+"""The targets: for each format the origin of its cases, and every reader of such files.
 
-A target for another kind of file is one more entry in TARGETS: seeds, the ways to damage them, a grammar, readers.
+To add a format, add an entry to TARGETS: seeds, mutations, a grammar and readers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,18 @@ from hypothesis import strategies as st
 
 import modelexport
 import modelexport.cli.main
-from fuzz import grammars, of_bytes, of_json, of_protobuf, of_toml, of_xml, of_zip, seeds
+from fuzz import (
+    grammars,
+    mutate_bytes,
+    mutate_json,
+    mutate_protobuf,
+    mutate_toml,
+    mutate_xml,
+    mutate_zip,
+    seeds,
+)
 from fuzz.limits import Limits, Reader
-from fuzz.of_bytes import Draw
+from fuzz.mutate_bytes import Draw
 from fuzz.seeds import GRAPHML, MODEL, MODULES, SIDECAR, Files, Seed
 from modelexport.batch.jobs import read_jobs
 from modelexport.batch.results import JobResult, ResultsFile
@@ -36,56 +45,58 @@ from modelexport.extraction.extract import list_modules
 from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import METADATA_KEY, decode_embedded, encode_embedded, text_digest
 
-Damage = Callable[[Draw, bytes], bytes]
-_CHANGES, _CHANGES_MADE_UP = (1, 1, 1, 1, 2, 2, 3, 5), (0, 0, 1, 2)
-"""How many a case has: after one or two, readers get furthest."""
-_FILLED = Limits(memory=512 << 20, address_space=512 << 20)
-"""An input may be as large as someone says, so it is the system that refuses more."""
+Mutation = Callable[[Draw, bytes], bytes]
+_MUTATIONS_OF_SEED, _MUTATIONS_OF_GENERATED = (1, 1, 1, 1, 2, 2, 3, 5), (0, 0, 1, 2)
+"""How many mutations a case has: with one or two, readers get furthest."""
+_INPUT_LIMITS = Limits(memory=512 << 20, address_space=512 << 20)
+"""Specs may ask for an input of any size, which only the system can refuse."""
 
 
 class Target(NamedTuple):
-    """One kind of file. `seal` makes files say again that nothing was changed, as far as they say so."""
+    """One format. `seal` corrects the digests in mutated files."""
 
     name: str
     seeds: Callable[[], Iterable[Seed]]
-    damage: tuple[Damage, ...]
+    mutations: tuple[Mutation, ...]
     readers: Mapping[str, Reader]
     grammar: Callable[[Draw], bytes] | None = None
     seal: Callable[[Files], None] | None = None
     limits: Limits = Limits()
 
     def cases(self) -> st.SearchStrategy[Files]:
-        """Folders of files, one of them damaged, or made up."""
-        found = tuple(self.seeds())
+        """Return a strategy for folders of files, one of them mutated or generated."""
+        seeds = tuple(self.seeds())
 
         @st.composite
         def case(draw: Draw) -> Files:
-            seed = draw(st.sampled_from(found))
-            made_up = self.grammar is not None and not draw(st.integers(0, 3))
-            content = self.grammar(draw) if made_up else seed.content
-            for _ in range(draw(st.sampled_from(_CHANGES_MADE_UP if made_up else _CHANGES))):
-                content = self._changed(draw, content, found)
-            files = Files(seed.files, **{seed.damaged: content})
+            seed = draw(st.sampled_from(seeds))
+            generated = self.grammar is not None and not draw(st.integers(0, 3))
+            content = self.grammar(draw) if generated else seed.content
+            for _ in range(
+                draw(st.sampled_from(_MUTATIONS_OF_GENERATED if generated else _MUTATIONS_OF_SEED))
+            ):
+                content = self._mutate(draw, content, seeds)
+            files = Files(seed.files, **{seed.name: content})
             if self.seal is not None and draw(st.booleans()):
                 self.seal(files)
             return files
 
         return case()
 
-    def _changed(self, draw: Draw, content: bytes, found: tuple[Seed, ...]) -> bytes:
-        """Mostly damage that fits the kind of file; always bytes where there is none."""
-        if self.damage and draw(st.integers(0, 7)):
-            return draw(st.sampled_from(self.damage))(draw, content)
-        return of_bytes.damaged(draw, content, draw(st.sampled_from(found)).content)
+    def _mutate(self, draw: Draw, content: bytes, seeds: tuple[Seed, ...]) -> bytes:
+        """Apply a mutation of the format most of the time, otherwise one of bytes."""
+        if self.mutations and draw(st.integers(0, 7)):
+            return draw(st.sampled_from(self.mutations))(draw, content)
+        return mutate_bytes.mutate(draw, content, draw(st.sampled_from(seeds)).content)
 
 
-def _choice(path: Path, of: int) -> int:
-    """One of several, by what the file holds, so that the same files always get the same."""
-    return zlib.crc32(path.read_bytes()) % of
+def _choose(path: Path, count: int) -> int:
+    """Choose one of several by the content of a file, so that a case can be repeated."""
+    return zlib.crc32(path.read_bytes()) % count
 
 
-def _command(*arguments: object) -> None:
-    """A command as people call it: its errors are one line and an exit code."""
+def _run_command(*arguments: object) -> None:
+    """Run a command, and check that an error is one line and exit code 2."""
     result = CliRunner().invoke(modelexport.cli.main.main, list(map(str, arguments)))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -93,84 +104,76 @@ def _command(*arguments: object) -> None:
         raise AssertionError(f"exit code {result.exit_code}")
     if result.exit_code == 2:
         if not (result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1):
-            raise AssertionError(f"not one line that tells the error: {result.stderr[:500]!r}")
+            raise AssertionError(f"expected an error of one line, got {result.stderr[:500]!r}")
         raise ModelExportError(result.stderr)
 
 
 def _compare(folder: Path, out: Path) -> None:
-    """With one that is whole, and with itself turned around, where it comes down to every node."""
-    turned = out / "turned.onnx"
+    """Compare with a valid model, and with a copy whose nodes are reversed."""
+    reversed_ = out / "reversed.onnx"
     with suppress(DecodeError):
         proto = onnx.ModelProto.FromString((folder / MODEL).read_bytes())
         nodes = [copy.deepcopy(node) for node in reversed(proto.graph.node)]
         del proto.graph.node[:]
         proto.graph.node.extend(nodes)
-        turned.write_bytes(proto.SerializeToString())
-        modelexport.compare(folder / MODEL, turned)
-    whole = out / "whole"
-    whole.mkdir()
-    seeds.written(seeds.models()[_choice(folder / MODEL, 3)].files, whole)
-    modelexport.compare(whole / MODEL, folder / MODEL)
+        reversed_.write_bytes(proto.SerializeToString())
+        modelexport.compare(folder / MODEL, reversed_)
+    valid = out / "valid"
+    valid.mkdir()
+    seeds.write_files(seeds.models()[_choose(folder / MODEL, 3)].files, valid)
+    modelexport.compare(valid / MODEL, folder / MODEL)
 
 
 def _repair(folder: Path, out: Path) -> None:
-    mended = Path(shutil.copytree(folder, out / "mended")) / MODEL
-    modelexport.validate(mended, repair=True)
-    modelexport.validate(mended, check_consistency=True)
+    copied = Path(shutil.copytree(folder, out / "copy")) / MODEL
+    modelexport.validate(copied, repair=True)
+    modelexport.validate(copied, check_consistency=True)
 
 
 def _extract(folder: Path, out: Path) -> None:
     modelexport.extract(folder / MODEL, "", out / "whole.onnx")
 
 
-def _extract_some(folder: Path, out: Path) -> None:
-    """A module, written to a file or into memory."""
-    choice = _choice(folder / MODEL, 2 * len(MODULES))
+def _extract_module(folder: Path, out: Path) -> None:
+    """Extract a module to a file or into memory."""
+    choice = _choose(folder / MODEL, 2 * len(MODULES))
     modelexport.extract(
         folder / MODEL, [*MODULES][choice // 2], out / "some.onnx" if choice % 2 else None
     )
 
 
-def _take_apart(folder: Path, out: Path) -> None:
-    """A module's children, and what the graph around a module looks like."""
-    module = [*MODULES][_choice(folder / MODEL, len(MODULES))]
+def _partition(folder: Path, out: Path) -> None:
+    """Partition a module, and extract its subgraph."""
+    module = [*MODULES][_choose(folder / MODEL, len(MODULES))]
     modelexport.extract_module_subgraph(folder / MODEL, None, module)
     for _ in modelexport.partition(folder / MODEL, module):
         pass
 
 
-def _there_and_back(folder: Path, out: Path) -> None:
-    mode = PARAMETER_MODES[
-        _choice(folder / MODEL, 2)
-    ]  # a reference would have to lie beside the model
-    made = modelexport.export_graphml(folder / MODEL, out / GRAPHML, parameters=mode)
-    modelexport.import_onnx(made.graphml, out / "back.onnx")
+def _round_trip(folder: Path, out: Path) -> None:
+    """Write GraphML and read it back, except in `reference` mode, which writes beside the model."""
+    mode = PARAMETER_MODES[_choose(folder / MODEL, 2)]
+    export = modelexport.export_graphml(folder / MODEL, out / GRAPHML, parameters=mode)
+    modelexport.import_onnx(export.graphml, out / "back.onnx")
 
 
-def _reading_command(folder: Path, out: Path) -> None:
-    """One of the commands that show something."""
+def _read_command(folder: Path, out: Path) -> None:
+    """Run one of the commands that read a model."""
     path = folder / MODEL
-    forms = [
-        ("analyze", path, "--output-format", form)
-        for form in ("summary", "detailed", "json", "csv")
-    ]
-    forms += [
-        ("analyze", path, "--filter-tag", told) for told in ("/Net/Encoder", "auxiliary", "e*")
-    ]
-    forms += [
-        ("validate", path, "--check-consistency", "--output-format", form)
-        for form in ("text", "json")
-    ]
-    forms += [
+    formats = ("summary", "detailed", "json", "csv")
+    filters = ("/Net/Encoder", "auxiliary", "e*")
+    validate = ("validate", path, "--check-consistency", "--output-format")
+    commands = [
+        *(("analyze", path, "--output-format", format_) for format_ in formats),
+        *(("analyze", path, "--filter-tag", pattern) for pattern in filters),
+        *((*validate, format_) for format_ in ("text", "json")),
         ("compare", path, path),
         ("extract", path, "--list"),
-        ("extract", path, "encoder", out / "piece.onnx"),
-    ]
-    forms += [
+        ("extract", path, "encoder", out / "extracted.onnx"),
         ("strip", path, out / "stripped.onnx"),
         ("export-graphml", path, out / "shown.graphml"),
     ]
-    _command(*forms[_choice(path, len(forms))])
+    _run_command(*commands[_choose(path, len(commands))])
 
 
 _ON_MODELS: dict[str, Reader] = {
@@ -181,11 +184,11 @@ _ON_MODELS: dict[str, Reader] = {
     "compare": _compare,
     "strip": lambda folder, out: modelexport.strip(folder / MODEL, out / "bare.onnx"),
     "extract": _extract,
-    "extract some": _extract_some,
-    "take apart": _take_apart,
+    "extract module": _extract_module,
+    "partition": _partition,
     "extract --list": lambda folder, out: list_modules(folder / MODEL),
-    "graphml": _there_and_back,
-    "command": _reading_command,
+    "graphml": _round_trip,
+    "command": _read_command,
 }
 _WITH_SIDECARS = ("analyze", "validate", "repair", "extract", "extract --list", "command")
 _ON_SIDECARS = {name: _ON_MODELS[name] for name in _WITH_SIDECARS}
@@ -196,19 +199,15 @@ def _import(folder: Path, out: Path) -> None:
 
 
 def _import_command(folder: Path, out: Path) -> None:
-    _command(
-        "import-onnx",
-        folder / GRAPHML,
-        out / "again.onnx",
-        *(["--validate"] * _choice(folder / GRAPHML, 2)),
-    )
+    options = ["--validate"] * _choose(folder / GRAPHML, 2)
+    _run_command("import-onnx", folder / GRAPHML, out / "again.onnx", *options)
 
 
 _ON_GRAPHML: dict[str, Reader] = {"import": _import, "command": _import_command}
 
 
-def _specs(folder: Path, out: Path) -> None:
-    """The inputs that are described, made."""
+def _read_specs(folder: Path, out: Path) -> None:
+    """Read input specs, and make the inputs."""
     import torch
 
     from modelexport.source.input_specs import InputSpec, make_tensor, read_specs
@@ -219,19 +218,19 @@ def _specs(folder: Path, out: Path) -> None:
                 make_tensor(spec, torch.Generator().manual_seed(0))
 
 
-def _jobs(folder: Path, out: Path) -> None:
-    """The list, and what its limits come to."""
+def _read_jobs(folder: Path, out: Path) -> None:
+    """Read a list of jobs with its memory limits."""
     for path in folder.iterdir():
         for job in read_jobs(path).jobs:
             assert job.memory_bytes is None or job.memory_bytes > 0
 
 
-def _results(folder: Path, out: Path) -> None:
+def _read_results(folder: Path, out: Path) -> None:
     ResultsFile(folder / "results.jsonl").read()
 
 
-def _with_digests(files: Files) -> None:
-    """Put the digest of the metadata, and in it that of the sidecar, right again."""
+def _correct_digests(files: Files) -> None:
+    """Correct the digest of the metadata, and that of the sidecar in it."""
     with suppress(DecodeError, FormatError):
         proto = onnx.ModelProto.FromString(files[MODEL])
         for entry in proto.metadata_props:
@@ -246,7 +245,7 @@ def _with_digests(files: Files) -> None:
 
 
 def _sidecars() -> Iterable[Seed]:
-    """Sidecars of tagged models, and one without which nothing would be known of the modules."""
+    """Yield sidecars of tagged models, and one of a model without tags."""
     for seed in seeds.models():
         if SIDECAR in seed.files:
             yield Seed(seed.files, SIDECAR)
@@ -254,14 +253,14 @@ def _sidecars() -> Iterable[Seed]:
     yield Seed(Files({MODEL: seeds.net().SerializeToString(), SIDECAR: net[SIDECAR]}), SIDECAR)
 
 
-def _where(name: str, readers: Mapping[str, Reader]) -> dict[str, Reader]:
-    """The same readers, for folders that may lack their file."""
+def _if_present(name: str, readers: Mapping[str, Reader]) -> dict[str, Reader]:
+    """Return readers that run only if the folder has their file."""
 
-    def only(reader: Reader, folder: Path, out: Path) -> None:
+    def run(reader: Reader, folder: Path, out: Path) -> None:
         if (folder / name).exists():
             reader(folder, out)
 
-    return {f"{name} {told}": partial(only, reader) for told, reader in readers.items()}
+    return {f"{name} {label}": partial(run, reader) for label, reader in readers.items()}
 
 
 _SPECS = {
@@ -325,42 +324,54 @@ def _results_seeds() -> Iterable[Seed]:
     yield Seed(Files({"results.jsonl": lines}), "results.jsonl")
 
 
-TARGETS = {
-    target.name: target
-    for target in (
-        Target(
-            "onnx",
-            seeds.models,
-            (of_protobuf.in_fields, of_protobuf.in_meaning),
-            _ON_MODELS,
-            grammars.model,
-            _with_digests,
-        ),
-        Target(
-            "sidecar", _sidecars, (of_json.damaged,), _ON_SIDECARS, grammars.sidecar, _with_digests
-        ),
-        Target("graphml", seeds.drawings, (of_xml.damaged,), _ON_GRAPHML, grammars.graphml),
-        Target(
-            "onnxdata", seeds.beside, (), _where(GRAPHML, _ON_GRAPHML) | _where(MODEL, _ON_MODELS)
-        ),
-        Target(
-            "specs",
-            _specs_seeds,
-            (of_json.damaged,),
-            {"specs": _specs},
-            grammars.specs,
-            limits=_FILLED,
-        ),
-        Target("jobs", _json_jobs, (of_json.damaged,), {"jobs": _jobs}, grammars.jobs),
-        Target("toml", _toml_jobs, (of_toml.damaged,), {"jobs": _jobs}),
-        Target("results", _results_seeds, (of_json.damaged,), {"results": _results}),
-        Target(
-            "arrays",
-            _arrays_seeds,
-            (of_zip.damaged,),
-            {"specs": _specs},
-            grammars.arrays,
-            limits=_FILLED,
-        ),
-    )
-}
+_ALL = (
+    Target(
+        "onnx",
+        seeds.models,
+        (mutate_protobuf.mutate_fields, mutate_protobuf.mutate_message),
+        _ON_MODELS,
+        grammars.generate_model,
+        _correct_digests,
+    ),
+    Target(
+        "sidecar",
+        _sidecars,
+        (mutate_json.mutate,),
+        _ON_SIDECARS,
+        grammars.generate_sidecar,
+        _correct_digests,
+    ),
+    Target(
+        "graphml",
+        seeds.graphml_files,
+        (mutate_xml.mutate,),
+        _ON_GRAPHML,
+        grammars.generate_graphml,
+    ),
+    Target(
+        "onnxdata",
+        seeds.data_files,
+        (),
+        _if_present(GRAPHML, _ON_GRAPHML) | _if_present(MODEL, _ON_MODELS),
+    ),
+    Target(
+        "specs",
+        _specs_seeds,
+        (mutate_json.mutate,),
+        {"specs": _read_specs},
+        grammars.generate_specs,
+        limits=_INPUT_LIMITS,
+    ),
+    Target("jobs", _json_jobs, (mutate_json.mutate,), {"jobs": _read_jobs}, grammars.generate_jobs),
+    Target("toml", _toml_jobs, (mutate_toml.mutate,), {"jobs": _read_jobs}),
+    Target("results", _results_seeds, (mutate_json.mutate,), {"results": _read_results}),
+    Target(
+        "arrays",
+        _arrays_seeds,
+        (mutate_zip.mutate,),
+        {"specs": _read_specs},
+        grammars.generate_arrays,
+        limits=_INPUT_LIMITS,
+    ),
+)
+TARGETS = {target.name: target for target in _ALL}
