@@ -1,4 +1,4 @@
-"""Ratios against the baseline and the peers, measured within one run, on models of the tests too."""
+"""Measure ratios to the baseline and to other tools, within one run."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Measures what can be compared with a peer and writes docs/benchmarks.md: `make bench`.
+"""Measure every part that has a peer, and write docs/benchmarks.md: `make bench`.
 
-`python -m benchmarks NAME ...` only shows the named parts: also `graphml` and `scaling`, which have no peer, and
-`large`, which needs 8 GiB of disk and of memory.
+`python -m benchmarks NAME ...` only prints the named parts. On request, these are also `graphml`
+and `scaling`, which have no peer, and `large`, which needs 8 GiB of disk and of memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import sys
 import warnings
 
-from benchmarks.table import PAGE, Row, line, page
+from benchmarks.table import PAGE, Row, format_line, format_page
 
 PARTS = {
     "reading": "reading",
@@ -20,11 +20,12 @@ PARTS = {
     "memory": "memory",
     "peers": "peers",
 }
-"""Reading comes first, while torch is not loaded: its commands run without it."""
+"""Reading comes first: its commands are measured without torch loaded."""
 ON_REQUEST = {"graphml": "graphml", "scaling": "scaling", "large": "large"}
 
 
 def main() -> None:
+    """Measure the named parts, or all parts for the page."""
     names = sys.argv[1:]
     known = PARTS | ON_REQUEST
     if unknown := [name for name in names if name not in known]:
@@ -34,10 +35,10 @@ def main() -> None:
     rows: list[tuple[Row, str]] = []
     for name in names or PARTS:
         for row in importlib.import_module(f"benchmarks.{known[name]}").rows():
-            print(line(row), flush=True)
+            print(format_line(row), flush=True)
             rows.append((row, f"python -m benchmarks {name}"))
     if not names:
-        PAGE.write_text(page(rows), encoding="utf-8")
+        PAGE.write_text(format_page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

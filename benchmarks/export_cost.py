@@ -1,4 +1,4 @@
-"""What the map costs: a whole export against a plain `torch.onnx.export`, in turn, medians; and the files' sizes."""
+"""Compare an export with a plain `torch.onnx.export`: median times in turn, and file sizes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 
 import modelexport
 from benchmarks.models import MODELS
-from benchmarks.table import Row, against, size
+from benchmarks.table import Row, format_size, ratio_row
 
 STRATEGIES = {"torchscript": "htp", "dynamo": "fx"}
 ROUNDS = {"torchscript": 9, "dynamo": 3}
@@ -24,18 +25,23 @@ ROUNDS_OF_LARGE = {"torchscript": 5, "dynamo": 3}
 AIM = {"bert-tiny": 1.20, "bert-base": 1.03}
 
 
-def plain(model: Any, inputs: Any, path: Path, exporter: str) -> None:
+def export_plain(model: Any, inputs: Any, path: Path, exporter: str) -> None:
+    """Export with torch alone."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(model, inputs, str(path), dynamo=exporter == "dynamo", verbose=False)
 
 
-def ours(model: Any, inputs: Any, path: Path, exporter: str) -> None:
+def export_ours(model: Any, inputs: Any, path: Path, exporter: str) -> None:
+    """Export with modelexport."""
     modelexport.export_model(model, inputs, path, strategy=STRATEGIES[exporter])
 
 
-def timed(work: Callable[[], None], folder: Path) -> float:
-    """The time of one export into an empty folder, as a first export is."""
+EXPORTS = {"plain": export_plain, "ours": export_ours}
+
+
+def measure_seconds(work: Callable[[], None], folder: Path) -> float:
+    """Measure one export into an empty folder."""
     for path in folder.iterdir():
         path.unlink()
     gc.collect()
@@ -46,22 +52,21 @@ def timed(work: Callable[[], None], folder: Path) -> float:
 
 
 def measure(model: Any, inputs: Any, exporter: str, rounds: int) -> tuple[float, float]:
-    """The median time of a plain export and of ours."""
-    times: dict[Callable[..., None], list[float]] = {plain: [], ours: []}
+    """Return the median time of a plain export and of ours."""
+    times: dict[Callable[..., None], list[float]] = {export_plain: [], export_ours: []}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
         for export in times:
             export(model, inputs, path, exporter)
         for number in range(rounds):
-            for export in (plain, ours) if number % 2 else (ours, plain):
-                times[export].append(
-                    timed(lambda e=export: e(model, inputs, path, exporter), path.parent)
-                )
-    return statistics.median(times[plain]), statistics.median(times[ours])
+            for export in list(times) if number % 2 else reversed(times):
+                work = partial(export, model, inputs, path, exporter)
+                times[export].append(measure_seconds(work, path.parent))
+    return statistics.median(times[export_plain]), statistics.median(times[export_ours])
 
 
 class Sizes(NamedTuple):
-    """Bytes on disk: a plain export, ours and ours with `clean`, data files included; and the sidecar beside them."""
+    """Bytes of a plain export, ours, and ours with `clean`, with data files; of the sidecar."""
 
     plain: int
     tagged: int
@@ -69,12 +74,13 @@ class Sizes(NamedTuple):
     sidecar: int
 
 
-def sizes(model: Any, inputs: Any, exporter: str) -> Sizes:
+def measure_sizes(model: Any, inputs: Any, exporter: str) -> Sizes:
+    """Export a model in each way, and return the sizes of the files."""
     with tempfile.TemporaryDirectory() as name:
         folders = {kind: Path(name) / kind for kind in ("plain", "tagged", "clean")}
         for folder in folders.values():
             folder.mkdir()
-        plain(model, inputs, folders["plain"] / "m.onnx", exporter)
+        export_plain(model, inputs, folders["plain"] / "m.onnx", exporter)
         for kind in ("tagged", "clean"):
             path, strategy = folders[kind] / "m.onnx", STRATEGIES[exporter]
             modelexport.export_model(model, inputs, path, strategy=strategy, clean=kind == "clean")
@@ -86,17 +92,20 @@ def sizes(model: Any, inputs: Any, exporter: str) -> Sizes:
 
 
 def rows() -> Iterator[Row]:
+    """Measure, and yield the rows of the table."""
     for name, build in MODELS.items():
         model, inputs = build()
         large = sum(parameter.numel() for parameter in model.parameters()) > 50_000_000
         for exporter in STRATEGIES:
             rounds = (ROUNDS_OF_LARGE if large else ROUNDS)[exporter]
-            spent = measure(model, inputs, exporter, rounds)
-            yield against(f"export {name}, {exporter}", "torch.onnx.export", *spent, AIM.get(name))
-            found = sizes(model, inputs, exporter)
+            times = measure(model, inputs, exporter, rounds)
+            what = f"export {name}, {exporter}"
+            yield ratio_row(what, "torch.onnx.export", *times, AIM.get(name))
+            sizes = measure_sizes(model, inputs, exporter)
+            plain, tagged, clean, sidecar = map(format_size, sizes)
             yield Row(
-                f"size of {name}, {exporter}, weights included",
-                f"torch.onnx.export {size(found.plain)}",
-                f"{size(found.tagged)} tagged, {size(found.clean)} clean; sidecar {size(found.sidecar)}",
-                f"{found.tagged / found.plain:.2f} tagged, {found.clean / found.plain:.2f} clean",
+                f"size of {name}, {exporter}, with initializers",
+                f"torch.onnx.export {plain}",
+                f"{tagged} tagged, {clean} clean; sidecar {sidecar}",
+                f"{sizes.tagged / sizes.plain:.2f} tagged, {sizes.clean / sizes.plain:.2f} clean",
             )

@@ -1,6 +1,6 @@
-"""What cutting one module out costs, against `onnx.load` of the file and `onnx.utils.extract_model` on the same cut.
+"""Compare extracting one module with `onnx.load` and with `onnx.utils.extract_model`.
 
-onnx's extractor is told the names of the tensors at the border, which ours finds; without that it cannot begin.
+onnx's extractor is given the names of the module's inputs and outputs, which `extract` finds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import onnx
 import onnx.utils
 
 from benchmarks.generated import BLOCK, BLOCKS_A_STAGE, write_graph
-from benchmarks.reading import peak_kib, timed
-from benchmarks.table import Row, against, growth, size
+from benchmarks.reading import measure_seconds, peak_memory_kib
+from benchmarks.table import Row, format_size, growth_row, ratio_row
 from modelexport.extraction.extract import extract, list_modules
 from modelexport.extraction.partition import partition
 
@@ -28,15 +28,16 @@ LARGE = 9 << 28
 AIM, AIM_GROWTH = 2.0, 12.0
 
 
-def block(number: int) -> str:
-    """The path of a block by its place in the graph."""
+def block_path(number: int) -> str:
+    """Return the module path of a block by its index."""
     return f"encoder.{number // BLOCKS_A_STAGE}.{number % BLOCKS_A_STAGE}"
 
 
 class Times(NamedTuple):
     """The best times of loading the file, of ours, and of onnx's extractor.
 
-    `unchecked` is the extractor without ONNX's checker and, where the file has all types, without inferring them.
+    `unchecked` is the extractor without ONNX's checker and, if the file has all types, without type
+    inference.
     """
 
     load: float
@@ -46,6 +47,7 @@ class Times(NamedTuple):
 
 
 def measure(path: Path, module: str, types: bool) -> Times:
+    """Measure the extraction of one module."""
     out, peer_out = path.with_name("out.onnx"), path.with_name("peer.onnx")
     record = extract(path, module, out).record
     ends = [value.name for value in record.inputs], [value.name for value in record.outputs]
@@ -60,7 +62,7 @@ def measure(path: Path, module: str, types: bool) -> Times:
     for turn in range(ROUNDS):
         for work, spent in times.items():
             if turn < ROUNDS_OF_PEER or work not in (peer, unchecked):
-                spent.append(timed(work))
+                spent.append(measure_seconds(work))
     theirs = onnx.load(peer_out)
     if len(theirs.graph.node) != record.nodes + len(record.pulled_in):
         raise RuntimeError(
@@ -70,6 +72,7 @@ def measure(path: Path, module: str, types: bool) -> Times:
 
 
 def rows() -> Iterator[Row]:
+    """Measure, and yield the rows of the table."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.onnx"
         middle: dict[int, float] = {}
@@ -77,67 +80,71 @@ def rows() -> Iterator[Row]:
             for nodes in SIZES:
                 write_graph(path, nodes, types)
                 last = nodes // BLOCK - 1
-                found = [measure(path, block(number), types) for number in (0, last // 2, last)]
+                times = [
+                    measure(path, block_path(number), types) for number in (0, last // 2, last)
+                ]
                 if types:
-                    middle[nodes] = found[1].ours
+                    middle[nodes] = times[1].ours
                 what = f"extract one of {nodes // BLOCK:,} blocks, {nodes:,} nodes{kind}"
-                worst = max(found, key=lambda times: times.ours / times.load)
-                yield against(what, "onnx.load", worst.load, worst.ours, AIM)
-                worst = max(found, key=lambda times: times.ours / times.peer)
-                yield against(what, "onnx.utils.extract_model", worst.peer, worst.ours)
-                worst = max(found, key=lambda times: times.ours / times.unchecked)
-                yield against(what, "the same with its checks off", worst.unchecked, worst.ours)
-        yield growth("extract a block of the middle", "nodes", middle, AIM_GROWTH)
+                worst = max(times, key=lambda time: time.ours / time.load)
+                yield ratio_row(what, "onnx.load", worst.load, worst.ours, AIM)
+                worst = max(times, key=lambda time: time.ours / time.peer)
+                yield ratio_row(what, "onnx.utils.extract_model", worst.peer, worst.ours)
+                worst = max(times, key=lambda time: time.ours / time.unchecked)
+                yield ratio_row(
+                    what, "onnx.utils.extract_model without checks", worst.unchecked, worst.ours
+                )
+        yield growth_row("extract a block in the middle", "nodes", middle, AIM_GROWTH)
         for name, work in (
             ("extract --list", list_modules),
-            ("partition of the encoder", _take_apart),
+            ("partition of the encoder", _partition),
         ):
             times = {}
             for nodes in SIZES:
                 write_graph(path, nodes, types=True)
-                times[nodes] = timed(work, path)
-            yield growth(name, "nodes", times)
-        yield from _beside_large_weights(path)
+                times[nodes] = measure_seconds(work, path)
+            yield growth_row(name, "nodes", times)
+        yield from _large_data_file_rows(path)
 
 
-def _beside_large_weights(path: Path) -> Iterator[Row]:
-    """A small piece of a model whose other weights take more than 2 GiB: time and memory, each in its own process."""
+def _large_data_file_rows(path: Path) -> Iterator[Row]:
+    """Measure time and memory of a small module in a model with more than 2 GiB of other data."""
     write_graph(path, SIZES[0] // 10, types=True)
     _add_data_file(path)
     best: dict[str, list[float]] = {}
     for _ in range(ROUNDS_OF_PEER):
         for kind in ("peer", "ours"):
-            spent, memory = _in_process(kind, path)
+            spent, memory = _measure_in_process(kind, path)
             before = best.get(kind, [spent, memory])
             best[kind] = [min(spent, before[0]), min(memory, before[1])]
-    what = f"extract a block of a model with {size(LARGE)} of weights in a data file"
-    yield against(what, "onnx.utils.extract_model", best["peer"][0], best["ours"][0])
-    yield against(
+    what = f"extract a block of a model with {format_size(LARGE)} of initializers in a data file"
+    yield ratio_row(what, "onnx.utils.extract_model", best["peer"][0], best["ours"][0])
+    yield ratio_row(
         f"{what}, peak memory",
         "onnx.utils.extract_model",
         best["peer"][1],
         best["ours"][1],
-        show=size,
+        show=format_size,
     )
 
 
 def _add_data_file(path: Path) -> None:
-    """Give the model a weight of another module, in a file without contents that takes no room on disk."""
+    """Add an initializer in a sparse data file, which takes no space on disk."""
     data = path.with_name("weights.data")
     with data.open("wb") as file:
         file.truncate(LARGE)
     model = onnx.load(path)
-    weight = model.graph.initializer.add(
+    tensor = model.graph.initializer.add(
         name="large", data_type=onnx.TensorProto.FLOAT, dims=[LARGE // 4]
     )
-    weight.data_location = onnx.TensorProto.EXTERNAL
+    tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", data.name), ("offset", "0"), ("length", str(LARGE))):
-        weight.external_data.add(key=key, value=value)
+        tensor.external_data.add(key=key, value=value)
     path.write_bytes(model.SerializeToString())
 
 
-def _in_process(kind: str, path: Path) -> tuple[float, float]:
-    """Seconds and bytes of a process that extracts once."""
+def _measure_in_process(kind: str, path: Path) -> tuple[float, float]:
+    """Return the seconds and bytes of a process that extracts once."""
     command = [sys.executable, "-m", "benchmarks.extracting", kind, str(path)]
     spent, memory = subprocess.run(
         command, check=True, capture_output=True, text=True
@@ -146,16 +153,19 @@ def _in_process(kind: str, path: Path) -> tuple[float, float]:
 
 
 def extract_once(kind: str, path: Path) -> None:
-    record = extract(path, block(1), path.with_name("out.onnx")).record
+    """Child process: extract once, and print seconds and bytes."""
+    record = extract(path, block_path(1), path.with_name("out.onnx")).record
     if kind == "ours":
-        spent = timed(extract, path, block(1), path.with_name("out.onnx"))
+        spent = measure_seconds(extract, path, block_path(1), path.with_name("out.onnx"))
     else:
         ends = [value.name for value in record.inputs], [value.name for value in record.outputs]
-        spent = timed(onnx.utils.extract_model, str(path), str(path.with_name("peer.onnx")), *ends)
-    print(spent, peak_kib() << 10)
+        spent = measure_seconds(
+            onnx.utils.extract_model, str(path), str(path.with_name("peer.onnx")), *ends
+        )
+    print(spent, peak_memory_kib() << 10)
 
 
-def _take_apart(path: Path) -> None:
+def _partition(path: Path) -> None:
     for _ in partition(path, "encoder"):
         pass
 

@@ -1,6 +1,6 @@
-"""A model of more than 2 GiB: time and peak memory of an export against a plain one, and of reading the result.
+"""Compare exporting and reading a model of more than 2 GiB: time and peak memory.
 
-Each measurement has a process of its own. Needs 8 GiB of disk and of memory; not part of `make bench`.
+Each measurement has its own process. Needs 8 GiB of disk and of memory; not part of `make bench`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.table import Row, against, seconds, size
+from benchmarks.table import Row, format_seconds, format_size, ratio_row
 
 AIM = 1.1
 _WIDTH, _LAYERS = 4096, 40
@@ -21,21 +21,21 @@ _ROUNDS = 2
 
 
 def export_once(kind: str, exporter: str, target: str) -> None:
-    """Export a tower of 2.5 GiB; prints seconds and bytes."""
+    """Child process: export a tower of 2.5 GiB, and print seconds and bytes."""
     import torch
     from torch import nn
 
-    from benchmarks.export_cost import ours, plain
+    from benchmarks.export_cost import EXPORTS
 
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS))).eval()
     start = time.perf_counter()
-    {"plain": plain, "ours": ours}[kind](model, (torch.ones(1, _WIDTH),), Path(target), exporter)
-    _tell(time.perf_counter() - start)
+    EXPORTS[kind](model, (torch.ones(1, _WIDTH),), Path(target), exporter)
+    _print_usage(time.perf_counter() - start)
 
 
 def read_once(command: str, path: str) -> None:
-    """Read the file with one of the commands; prints seconds and bytes."""
+    """Child process: run a command on the file, and print seconds and bytes."""
     import modelexport
 
     start = time.perf_counter()
@@ -45,10 +45,10 @@ def read_once(command: str, path: str) -> None:
         assert modelexport.analyze(path).totals
     else:
         modelexport.strip(path, Path(path).with_name("stripped.onnx"))
-    _tell(time.perf_counter() - start)
+    _print_usage(time.perf_counter() - start)
 
 
-def _tell(seconds: float) -> None:
+def _print_usage(seconds: float) -> None:
     print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
@@ -59,29 +59,30 @@ def _measure(*arguments: str) -> tuple[float, float]:
 
 
 def rows() -> Iterator[Row]:
+    """Measure, and yield the rows of the table."""
     for exporter in ("dynamo", "torchscript"):
         with tempfile.TemporaryDirectory() as folder:
             best: dict[str, tuple[float, float]] = {}
             for _ in range(_ROUNDS):
                 for kind in ("plain", "ours"):
-                    place = Path(folder) / kind
-                    place.mkdir(exist_ok=True)
-                    spent, memory = _measure("export", kind, exporter, str(place / "m.onnx"))
+                    target = Path(folder) / kind
+                    target.mkdir(exist_ok=True)
+                    spent, memory = _measure("export", kind, exporter, str(target / "m.onnx"))
                     before = best.get(kind, (spent, memory))
                     best[kind] = (min(spent, before[0]), min(memory, before[1]))
             files = sum(1 for _ in (Path(folder) / "ours").iterdir())
             what = f"export a model of 2.5 GiB, {exporter}"
             for detail, show, plain, own in zip(
-                ("", ", peak memory"), (seconds, size), *best.values(), strict=True
+                ("", ", peak memory"), (format_seconds, format_size), *best.values(), strict=True
             ):
-                yield against(what + detail, "torch.onnx.export", plain, own, AIM, show)
+                yield ratio_row(what + detail, "torch.onnx.export", plain, own, AIM, show)
             yield Row(f"{what}, files written", "", str(files), "")
             for command in ("validate", "analyze", "strip"):
                 spent, memory = _measure("read", command, str(Path(folder) / "ours" / "m.onnx"))
                 yield Row(
                     f"{command} a model of 2.5 GiB, {exporter}",
                     "",
-                    f"{seconds(spent)}, {size(memory)}",
+                    f"{format_seconds(spent)}, {format_size(memory)}",
                     "",
                 )
 

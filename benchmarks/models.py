@@ -1,4 +1,4 @@
-"""The models that are measured: BERT at two sizes, tiny models of other kinds, and towers of many modules."""
+"""The models to measure: BERT at two sizes, tiny architectures, and towers of many modules."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ SIZES = {
 
 
 def bert(size: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Build a BERT with random weights, and its inputs."""
     torch.manual_seed(0)
     transformers.utils.logging.set_verbosity_error()
     model = transformers.AutoModel.from_config(transformers.BertConfig(**SIZES[size])).eval()
     tokens = torch.randint(0, 30522, (1, 16))
     mask = torch.ones(1, 16, dtype=torch.long)
-    # By position, under a signature that both exporters take as it is.
+    # Both exporters take these two positional arguments without a wrapper.
     forward = model.forward
     model.forward = lambda input_ids, attention_mask: tuple(
         forward(input_ids, attention_mask).values()
@@ -43,7 +44,7 @@ def bert(size: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 class Unit(nn.Module):
-    """Four modules: itself, and three that make one node each."""
+    """Four modules: itself, and three that produce one node each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +57,8 @@ class Unit(nn.Module):
 
 
 class Tower(nn.Module):
+    """A sequence of units."""
+
     def __init__(self, modules: int) -> None:
         super().__init__()
         self.units = nn.ModuleList(Unit() for _ in range(modules // 4))
@@ -67,15 +70,16 @@ class Tower(nn.Module):
 
 
 def tower(modules: int) -> tuple[nn.Module, Any]:
+    """Build a tower of this many modules, and its inputs."""
     torch.manual_seed(0)
     return Tower(modules).eval(), (torch.randn(1, 4),)
 
 
 def tiny(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """An architecture of the tests, called by position, so that a plain export takes it at the first attempt."""
+    """Build an architecture of the tests with positional inputs, which a plain export accepts."""
     model, inputs = ARCHITECTURES[name]()
     forward, names = model.forward, tuple(inputs)
-    model.forward = lambda *given: tuple(forward(**dict(zip(names, given, strict=True))).values())
+    model.forward = lambda *values: tuple(forward(**dict(zip(names, values, strict=True))).values())
     return model, tuple(inputs.values())
 
 

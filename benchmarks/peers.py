@@ -1,4 +1,4 @@
-"""What one would use instead of a map: torch's own metadata to find a module, onnx's extractor to cut it out."""
+"""Compare with other tools: torch's own metadata, and onnx's extractor."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import modelexport
 import proof
 from architectures import ARCHITECTURES
 from benchmarks.export_cost import STRATEGIES
-from benchmarks.metadata import Survived, Told, survived, told
+from benchmarks.metadata import MetadataCounts, Survival, count_metadata, count_survivors
 from benchmarks.rewriting import TOOLS
-from benchmarks.table import Row, size
+from benchmarks.table import Row, format_size
 from exports import build
 
 MODEL = "bert"
@@ -26,6 +26,7 @@ LAYER = "encoder.layer.0"
 
 
 def rows() -> Iterator[Row]:
+    """Measure, and yield the rows of the table."""
     for exporter, strategy in STRATEGIES.items():
         yield from _metadata_rows(exporter, strategy)
         with tempfile.TemporaryDirectory() as folder:
@@ -33,67 +34,74 @@ def rows() -> Iterator[Row]:
             for name, tool in TOOLS.items():
                 rewritten = path.with_name("rewritten.onnx")
                 tool(path, rewritten)
-                yield _survival_row(f"{name}, {MODEL}, {exporter}", survived(path, rewritten))
-            yield from _extraction_rows(exporter, cut_all(path, model, inputs))
+                yield _survival_row(
+                    f"{name}, {MODEL}, {exporter}", count_survivors(path, rewritten)
+                )
+            yield from _extraction_rows(exporter, extract_all(path, model, inputs))
 
 
 def export(name: str, strategy: str, folder: Path) -> tuple[Path, Any, Any]:
+    """Export an architecture; return the file, the model and its inputs."""
     model, inputs = build(name, strategy)
     path = folder / "model.onnx"
     modelexport.export_model(model, inputs, path, strategy=strategy)
     return path, model, inputs
 
 
-def tell(name: str, strategy: str) -> Told:
-    """What torch's metadata and the map tell of one architecture."""
+def measure(name: str, strategy: str) -> MetadataCounts:
+    """Compare torch's metadata with the map for one architecture."""
     with tempfile.TemporaryDirectory() as folder:
-        return told(*export(name, strategy, Path(folder)))
+        return count_metadata(*export(name, strategy, Path(folder)))
 
 
 def _metadata_rows(exporter: str, strategy: str) -> Iterator[Row]:
-    found = {name: tell(name, strategy) for name in ARCHITECTURES}
-    total = Told(*map(sum, zip(*found.values(), strict=True)))
+    counts = {name: measure(name, strategy) for name in ARCHITECTURES}
+    total = MetadataCounts(*map(sum, zip(*counts.values(), strict=True)))
     peer = f"torch's {'name_scopes' if exporter == 'dynamo' else 'node names'}"
-    where = f"{len(found)} architectures, {exporter}"
-    least = min(found, key=lambda name: found[name].same / found[name].judged)
+    where = f"{len(counts)} architectures, {exporter}"
+    worst, least = min(counts.items(), key=lambda item: item[1].same / item[1].judged)
     yield Row(
-        f"nodes that are given to a module, {where}",
+        f"nodes with a module, {where}",
         f"{peer} {_share(total.named, total.nodes)}",
         _share(total.tagged, total.nodes),
         _verdict(total.named, total.tagged),
     )
     yield Row(
-        f"modules whose values are at the nodes said to be theirs, {where}",
-        f"{peer} {_share(total.placed_by_torch, total.values)}",
-        _share(total.placed_by_map, total.values),
-        _verdict(total.placed_by_torch, total.placed_by_map),
+        f"modules whose results are at their nodes, {where}",
+        f"{peer} {_share(total.located_by_torch, total.modules)}",
+        _share(total.located_by_map, total.modules),
+        _verdict(total.located_by_torch, total.located_by_map),
     )
+    same = _share(total.same, total.judged)
     yield Row(
-        f"nodes that are given to the right module, {where}",
-        f"{peer} {_share(total.same, total.judged)}, least in {least} {_share(found[least].same, found[least].judged)}",
-        f"the map is the judge, except at {total.nodes - total.judged} nodes",
-        f"torch's wrong or silent at {total.judged - total.same:,}",
+        f"nodes with the right module, {where}",
+        f"{peer} {same}, least in {worst} {_share(least.same, least.judged)}",
+        f"the map is the reference, except for {total.nodes - total.judged} nodes",
+        f"torch wrong or missing at {total.judged - total.same:,}",
     )
 
 
-def _survival_row(what: str, left: Survived) -> Row:
-    peer, own = _share(left.torch, left.nodes), _share(left.doc_strings, left.nodes)
+def _survival_row(what: str, counts: Survival) -> Row:
+    peer = _share(counts.torch, counts.nodes)
+    own = _share(counts.doc_strings, counts.nodes)
+    with_sidecar = _share(counts.with_sidecar, counts.nodes)
     moved = [
         f", {count} of another module" if count else ""
-        for count in (left.torch_moved, left.we_moved)
+        for count in (counts.torch_moved, counts.we_moved)
     ]
     return Row(
-        f"nodes that tell their module after {what}",
+        f"nodes with a module after {what}",
         f"torch's metadata {peer}{moved[0]}",
-        f"doc_string {own}{moved[1]}; with the sidecar {_share(left.with_sidecar, left.nodes)}",
-        _verdict(left.torch, left.doc_strings),
+        f"doc_string {own}{moved[1]}; with the sidecar {with_sidecar}",
+        _verdict(counts.torch, counts.doc_strings),
     )
 
 
-class Cuts(NamedTuple):
-    """Every module of a file cut out by both extractors, onnx's with the names of tensors that ours found.
+class Extractions(NamedTuple):
+    """Every module of a file extracted by both tools; onnx's is given the names of the values.
 
-    A piece is right if ONNX Runtime runs it and every value that the module made in PyTorch is among its results.
+    An extracted model is right if ONNX Runtime runs it and returns every value that the module
+    returned in PyTorch. `names` and the sizes are those of one layer.
     """
 
     modules: int
@@ -104,7 +112,8 @@ class Cuts(NamedTuple):
     peer_size: int
 
 
-def cut_all(path: Path, model: Any, inputs: Any) -> Cuts:
+def extract_all(path: Path, model: Any, inputs: Any) -> Extractions:
+    """Extract every module that has nodes, with both tools."""
     returned, values = proof.pytorch_values(model, inputs), proof.onnx_values(path, inputs)
     records = modelexport.load(path).modules
     modules = [module for module in returned if module and records[module].status == "nodes"]
@@ -112,70 +121,68 @@ def cut_all(path: Path, model: Any, inputs: Any) -> Cuts:
     names, sizes = 0, {}
     for module in modules:
         with tempfile.TemporaryDirectory() as folder:
-            pieces = {kind: Path(folder) / kind / "piece.onnx" for kind in right}
-            for piece in pieces.values():
-                piece.parent.mkdir()
-            record = modelexport.extract(path, module, pieces["ours"]).record
+            targets = {kind: Path(folder) / kind / "extracted.onnx" for kind in right}
+            for target in targets.values():
+                target.parent.mkdir()
+            record = modelexport.extract(path, module, targets["ours"]).record
             ends = [value.name for value in record.inputs], [value.name for value in record.outputs]
-            with suppress(ValueError):  # it refuses a module without inputs
-                onnx.utils.extract_model(str(path), str(pieces["peer"]), *ends)
-            for kind, piece in pieces.items():
-                right[kind] += piece.exists() and _gives(piece, returned[module], values)
+            with suppress(ValueError):  # it rejects a module without inputs
+                onnx.utils.extract_model(str(path), str(targets["peer"]), *ends)
+            for kind, target in targets.items():
+                right[kind] += target.exists() and _returns_results(
+                    target, returned[module], values
+                )
             if module == LAYER:
                 names = len(ends[0]) + len(ends[1])
                 sizes = {
                     kind: sum(f.stat().st_size for f in p.parent.iterdir())
-                    for kind, p in pieces.items()
+                    for kind, p in targets.items()
                 }
-    return Cuts(len(modules), right["ours"], right["peer"], names, sizes["ours"], sizes["peer"])
+    return Extractions(
+        len(modules), right["ours"], right["peer"], names, sizes["ours"], sizes["peer"]
+    )
 
 
-def _gives(piece: Path, calls: list[proof.Returned], values: dict[str, np.ndarray]) -> bool:
+def _returns_results(
+    path: Path, calls: list[proof.Returned], values: dict[str, np.ndarray]
+) -> bool:
+    """Return whether a model returns all that a module returned in PyTorch."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(str(piece), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     outputs = [value.name for value in session.get_outputs()]
-    results = dict(
-        zip(
-            outputs,
-            session.run(None, {v.name: values[v.name] for v in session.get_inputs()}),
-            strict=True,
-        )
-    )
+    inputs = {value.name: values[value.name] for value in session.get_inputs()}
+    results = dict(zip(outputs, session.run(None, inputs), strict=True))
     return all(proof.found(tensor, outputs, results) for call in calls for tensor in call.given)
 
 
-def _extraction_rows(exporter: str, cuts: Cuts) -> Iterator[Row]:
+def _extraction_rows(exporter: str, counts: Extractions) -> Iterator[Row]:
     peer = "onnx.utils.extract_model"
     yield Row(
-        f"modules cut out that run and give PyTorch's values, {MODEL}, {exporter}",
-        f"{peer} {_share(cuts.peers, cuts.modules)}, if told the names",
-        _share(cuts.ours, cuts.modules),
-        _verdict(cuts.peers, cuts.ours),
+        f"extracted modules that return PyTorch's values, {MODEL}, {exporter}",
+        f"{peer} {_share(counts.peers, counts.modules)}, given the names",
+        _share(counts.ours, counts.modules),
+        _verdict(counts.peers, counts.ours),
     )
     yield Row(
-        f"names of tensors to find before {LAYER} can be cut out, {MODEL}, {exporter}",
-        f"{peer} {cuts.names}",
-        "0, the module's path is enough",
-        "found by the map",
+        f"names of values needed to extract {LAYER}, {MODEL}, {exporter}",
+        f"{peer} {counts.names}",
+        "0, only the module path",
+        "found in the map",
     )
     yield Row(
-        f"size of {LAYER} cut out, all its files, {MODEL}, {exporter}",
-        f"{peer} {size(cuts.peer_size)}",
-        f"{size(cuts.our_size)}, with tags and sidecar",
-        f"{cuts.our_size / cuts.peer_size:.2f}",
+        f"size of the extracted {LAYER}, all files, {MODEL}, {exporter}",
+        f"{peer} {format_size(counts.peer_size)}",
+        f"{format_size(counts.our_size)}, with tags and sidecar",
+        f"{counts.our_size / counts.peer_size:.2f}",
     )
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part:,} of {whole:,} ({part / whole:.1%})"
+def _share(part: int, total: int) -> str:
+    return f"{part:,} of {total:,} ({part / total:.1%})"
 
 
 def _verdict(peer: int, ours: int) -> str:
-    return (
-        "equal"
-        if peer == ours
-        else f"ours, {ours - peer:,} more"
-        if ours > peer
-        else f"theirs, {peer - ours:,} more"
-    )
+    if peer == ours:
+        return "equal"
+    return f"ours, {ours - peer:,} more" if ours > peer else f"theirs, {peer - ours:,} more"

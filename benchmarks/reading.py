@@ -1,4 +1,4 @@
-"""What reading costs: each command against `onnx.load` of the files it is given, alternating, best of several."""
+"""Compare each reading command with `onnx.load` of its files: best times, in turn."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import onnx
 
-from benchmarks.generated import write_disguised, write_graph
-from benchmarks.table import Row, against, growth, size
+from benchmarks.generated import write_graph, write_renamed
+from benchmarks.table import Row, format_size, growth_row, ratio_row
 from modelexport.analysis.analyze import analyze
 from modelexport.analysis.compare import compare
 from modelexport.analysis.validate import validate
@@ -21,7 +21,7 @@ from modelexport.tagged.strip import strip
 
 SIZES = (10_000, 100_000)
 ROUNDS = 5
-AIM, AIM_GROWTH, AIM_MEMORY, AIM_WEIGHTS = 3.0, 12.0, 4.0, 0.1
+AIM, AIM_GROWTH, AIM_MEMORY, AIM_INLINE = 3.0, 12.0, 4.0, 0.1
 
 COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., object]]] = {
     "load": (("tagged",), onnx.load),
@@ -32,21 +32,22 @@ COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., object]]] = {
         lambda path: validate(path, check_consistency=True),
     ),
     "compare with the baseline": (("stripped", "tagged"), compare),
-    "compare, renamed and reordered": (("disguised", "tagged"), compare),
+    "compare, renamed and reordered": (("renamed", "tagged"), compare),
 }
-"""Each with the files it is given."""
+"""The files and the function of each command."""
 
 
 def write_files(folder: Path, nodes: int) -> dict[str, Path]:
-    """The generated graph, tagged; stripped; and renamed, reordered and without tags."""
-    files = {name: folder / f"{name}{nodes}.onnx" for name in ("tagged", "stripped", "disguised")}
+    """Write the generated graph: tagged, stripped, and renamed and reordered without tags."""
+    files = {name: folder / f"{name}{nodes}.onnx" for name in ("tagged", "stripped", "renamed")}
     write_graph(files["tagged"], nodes)
     strip(files["tagged"], files["stripped"])
-    write_disguised(files["tagged"], files["disguised"])
+    write_renamed(files["tagged"], files["renamed"])
     return files
 
 
-def timed(work: Callable[..., object], *arguments: object) -> float:
+def measure_seconds(work: Callable[..., object], *arguments: object) -> float:
+    """Measure one call."""
     gc.collect()
     start = time.perf_counter()
     result = work(*arguments)
@@ -56,42 +57,43 @@ def timed(work: Callable[..., object], *arguments: object) -> float:
 
 
 def measure(files: dict[str, Path]) -> dict[str, tuple[float, float]]:
-    """The best time of loading a command's files and of the command, in turn."""
+    """Return the best times of loading a command's files and of the command."""
     best: dict[str, tuple[float, float]] = {}
-    for name, (given, work) in COMMANDS.items():
-        paths = [files[one] for one in given]
+    for name, (kinds, work) in COMMANDS.items():
+        paths = [files[kind] for kind in kinds]
         loads, runs = [], []
         for _ in range(ROUNDS):
-            loads.append(sum(timed(onnx.load, path) for path in paths))
-            runs.append(timed(work, *paths))
+            loads.append(sum(measure_seconds(onnx.load, path) for path in paths))
+            runs.append(measure_seconds(work, *paths))
         best[name] = min(loads), min(runs)
     return best
 
 
-def peak(name: str, files: dict[str, Path]) -> int:
-    """Peak resident size in KiB of a fresh process that does one thing, beyond that of its imports."""
-    paths = [str(files[one]) for one in COMMANDS[name][0]]
+def measure_peak(name: str, files: dict[str, Path]) -> int:
+    """Return the peak memory in KiB of a process that runs a command, without its imports."""
+    paths = [str(files[kind]) for kind in COMMANDS[name][0]]
     command = [sys.executable, "-m", "benchmarks.reading", name, *paths]
     return int(
         subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
     )
 
 
-def peak_kib() -> int:
-    """The largest size so far of this process alone; getrusage would count the parent's too."""
+def peak_memory_kib() -> int:
+    """Return the peak memory of this process; getrusage would include that of its parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def run_once(name: str, paths: list[str]) -> None:
-    before = peak_kib()
+    """Child process: run a command, and print the memory that it needs."""
+    before = peak_memory_kib()
     result = COMMANDS[name][1](*map(Path, paths))
-    print(peak_kib() - before)
+    print(peak_memory_kib() - before)
     del result
 
 
-def inline_weights() -> Row:
-    """analyze of BERT-base with all its weights inside the file."""
+def inline_row() -> Row:
+    """Measure `analyze` of BERT-base with its initializers in the model file."""
     import torch
 
     from benchmarks.models import bert
@@ -101,33 +103,36 @@ def inline_weights() -> Row:
         path = Path(folder) / "bert-base.onnx"
         export_model(*bert("bert-base"), path, strategy="htp")
         loads, runs = zip(
-            *((timed(onnx.load, path), timed(COMMANDS["analyze"][1], path)) for _ in range(ROUNDS)),
+            *(
+                (measure_seconds(onnx.load, path), measure_seconds(COMMANDS["analyze"][1], path))
+                for _ in range(ROUNDS)
+            ),
             strict=True,
         )
-        what = f"analyze, {size(path.stat().st_size)} of weights inside the file"
-        return against(what, "onnx.load", min(loads), min(runs), AIM_WEIGHTS)
+        what = f"analyze, {format_size(path.stat().st_size)} of initializers in the file"
+        return ratio_row(what, "onnx.load", min(loads), min(runs), AIM_INLINE)
 
 
 def rows() -> Iterator[Row]:
+    """Measure, and yield the rows of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {}
+        best = {}
         for nodes in SIZES:
             files = write_files(Path(folder), nodes)
-            found[nodes] = measure(files)
-            for name, (load, own) in found[nodes].items():
+            best[nodes] = measure(files)
+            for name, (load, own) in best[nodes].items():
                 if name != "load":
-                    yield against(f"{name}, {nodes:,} nodes", "onnx.load", load, own, AIM)
+                    yield ratio_row(f"{name}, {nodes:,} nodes", "onnx.load", load, own, AIM)
         for name in COMMANDS:
-            times = {nodes: found[nodes][name][1] for nodes in SIZES}
-            yield growth("onnx.load itself" if name == "load" else name, "nodes", times, AIM_GROWTH)
-        loaded = peak("load", files)
+            times = {nodes: best[nodes][name][1] for nodes in SIZES}
+            yield growth_row("onnx.load" if name == "load" else name, "nodes", times, AIM_GROWTH)
+        loaded = measure_peak("load", files) << 10
         for name in COMMANDS:
             if name != "load":
-                what = f"{name}, {SIZES[1]:,} nodes, peak memory beyond the imports"
-                yield against(
-                    what, "onnx.load", loaded << 10, peak(name, files) << 10, AIM_MEMORY, size
-                )
-    yield inline_weights()
+                what = f"{name}, {SIZES[1]:,} nodes, peak memory without the imports"
+                peak = measure_peak(name, files) << 10
+                yield ratio_row(what, "onnx.load", loaded, peak, AIM_MEMORY, format_size)
+    yield inline_row()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How capture and tagging grow: the time that is ours at 1,000 and at 8,000 modules."""
+"""How capture and tagging grow: their time without torch at 1,000 and at 8,000 modules."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import modelexport
 from benchmarks.models import tower
-from benchmarks.table import Row, growth
-from modelexport.capture import jit_lowering, recorder, torchscript
+from benchmarks.table import Row, growth_row
+from modelexport.capture import hooks, jit_lowering, torchscript
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.modules.tags import assign_tags, make_policy
 
@@ -22,7 +22,7 @@ AIM = 10.0
 
 
 def tagging_seconds(modules: int) -> float:
-    """All steps of an export that are not torch's."""
+    """Measure all steps of an export except torch's."""
     model, inputs = tower(modules)
     best = float("inf")
     with tempfile.TemporaryDirectory() as folder:
@@ -40,15 +40,15 @@ def tagging_seconds(modules: int) -> float:
 
 
 CAPTURE = [
-    (recorder.Recorder, ("before", "after")),
-    (jit_lowering.Lowering, ("inline", "settle", "translate", "renumber", "finish")),
+    (hooks.Recorder, ("before", "after")),
+    (jit_lowering.Lowering, ("inline", "_settle", "_translate", "renumber", "finish")),
     (torchscript, ("read_trace",)),
 ]
-"""Everything of ours that runs inside torch's export."""
+"""The functions of modelexport that run inside torch's export."""
 
 
 def capture_seconds(modules: int) -> float:
-    """The time spent in our hooks and in following the trace, inside torch's export."""
+    """Measure the functions of CAPTURE in one export."""
     model, inputs = tower(modules)
     best = float("inf")
     with tempfile.TemporaryDirectory() as folder, timers() as spent:
@@ -61,10 +61,10 @@ def capture_seconds(modules: int) -> float:
 
 @contextmanager
 def timers() -> Iterator[list[float]]:
-    """Add up the time of every function of CAPTURE."""
+    """Sum the time of every function of CAPTURE."""
     spent = [0.0]
 
-    def timed(function: Any) -> Any:
+    def add_timer(function: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             try:
@@ -76,7 +76,7 @@ def timers() -> Iterator[list[float]]:
 
     originals = [(owner, name, getattr(owner, name)) for owner, names in CAPTURE for name in names]
     for owner, name, function in originals:
-        setattr(owner, name, timed(function))
+        setattr(owner, name, add_timer(function))
     try:
         yield spent
     finally:
@@ -85,6 +85,7 @@ def timers() -> Iterator[list[float]]:
 
 
 def tree_seconds(modules: int) -> float:
+    """Measure reading the module tree and assigning tags."""
     model, _ = tower(modules)
     best = float("inf")
     for _ in range(5):
@@ -95,6 +96,7 @@ def tree_seconds(modules: int) -> float:
 
 
 def rows() -> Iterator[Row]:
+    """Measure, and yield the rows of the table."""
     measures = {
         "module tree and tags": tree_seconds,
         "tagging": tagging_seconds,
@@ -106,5 +108,5 @@ def rows() -> Iterator[Row]:
         if name != "module tree and tags":
             for modules, spent in times.items():
                 totals[modules] += spent
-        yield growth(f"{name}, the time that is ours", "modules", times)
-    yield growth("capture plus tagging, the time that is ours", "modules", totals, AIM)
+        yield growth_row(f"{name}, without torch", "modules", times)
+    yield growth_row("capture plus tagging, without torch", "modules", totals, AIM)

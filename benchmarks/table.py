@@ -1,4 +1,4 @@
-"""The rows that every part yields, on the terminal and as the one table of docs/benchmarks.md."""
+"""Format the rows that every part yields, as lines and as the table of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -10,22 +10,27 @@ from typing import NamedTuple
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
-
-NOTES = """\
-- Exports are compared by the median of several runs, everything else by the best.
-- A node is *given to a module* by torch where its metadata names one. dynamo has a list of scopes; the node names of
-  torchscript are read by someone who has the module tree at hand, and knows how it repeats and numbers names.
-- A module's *values* are the tensors that it made in PyTorch and that a node of the file computes. They are at its
-  nodes if each of them is read or written by a node that is said to be its own, or that of a module below it.
-- A node is given to the *right* module if torch names the one that the map has. The map judges only where it places
-  the values of its own module, and of the one that torch names.
-- After another tool, all nodes of the file that it wrote are counted, also those that it made anew. *Of another
-  module* are those that name another module than the node which made the same tensor before.
+_INTRODUCTION = """\
+What modelexport costs and what it finds, compared with `torch.onnx.export`, torch's own metadata,
+`onnx.load` and `onnx.utils.extract_model`. Written by `make bench`; not edited by hand. Seconds
+depend on the machine. Peer and ours are measured in turn, so the ratios can be compared.
+"""
+_NOTES = """\
+- Exports are compared by the median of several runs, everything else by the best run.
+- torch *names a module* for a node in its metadata: dynamo in a list of scopes, torchscript in the
+  name of the node, which is read with the help of the module tree.
+- The *results* of a module are the tensors that it computed in PyTorch and that a node of the file
+  computes. They are at its nodes if each is consumed or produced by a node of the module or of a
+  module below it.
+- A node has the *right* module if torch names the module of the map. Nodes at which the map itself
+  misses a result are not counted.
+- After another tool, all nodes of its file are counted, including those that it added. *Of another
+  module* are nodes whose module differs from that of the node that produced the same value before.
 """
 
 
 class Row(NamedTuple):
-    """One measurement: what was done, what the peer needs or gives, what ours does, and how they compare."""
+    """One measurement: the task, the figure of the peer, ours, and how they compare."""
 
     what: str
     peer: str
@@ -33,27 +38,28 @@ class Row(NamedTuple):
     verdict: str
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
+    """Format a time."""
     return f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
 
 
-def size(value: float) -> str:
-    """Bytes, in the unit that leaves a readable number."""
+def format_size(value: float) -> str:
+    """Format a number of bytes with a suitable unit."""
     for unit, bytes_ in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= bytes_:
             return f"{value / bytes_:.1f} {unit}"
     return f"{value:.0f} B"
 
 
-def against(
+def ratio_row(
     what: str,
     name: str,
     peer: float,
     ours: float,
     aim: float | None = None,
-    show: Callable[[float], str] = seconds,
+    show: Callable[[float], str] = format_seconds,
 ) -> Row:
-    """A row whose verdict is the ratio of ours to the peer's."""
+    """Return a row whose verdict is the ratio of ours to the peer's."""
     ratio = ours / peer
     return Row(
         what,
@@ -63,24 +69,26 @@ def against(
     )
 
 
-def growth(what: str, unit: str, times: Mapping[int, float], aim: float | None = None) -> Row:
-    """A row that has no peer but a smaller case of the same: times by the size of the case."""
+def growth_row(what: str, unit: str, times: Mapping[int, float], aim: float | None = None) -> Row:
+    """Return a row that compares the time of a large case with that of a small one."""
     (small, first), (large, second) = times.items()
-    told = f"{seconds(first)} at {small:,} {unit}, {seconds(second)} at {large:,} {unit}"
-    return Row(what, "", told, f"grows {second / first:.2f} times{_aim(aim)}")
+    times_text = (
+        f"{format_seconds(first)} at {small:,} {unit}, {format_seconds(second)} at {large:,} {unit}"
+    )
+    return Row(what, "", times_text, f"grows {second / first:.2f} times{_aim(aim)}")
 
 
 def _aim(aim: float | None) -> str:
     return "" if aim is None else f", aim at most {aim:g}"
 
 
-def line(row: Row) -> str:
-    """A row as the terminal shows it."""
+def format_line(row: Row) -> str:
+    """Format a row for the terminal."""
     return "  ".join((f"{row.what:64}", *(cell for cell in row[1:-1] if cell), f"-> {row.verdict}"))
 
 
-def page(rows: Iterable[tuple[Row, str]]) -> str:
-    """The page, from the rows and the command that makes each."""
+def format_page(rows: Iterable[tuple[Row, str]]) -> str:
+    """Format the page, from the rows and the command of each."""
     return "\n".join(_page(rows)) + "\n"
 
 
@@ -89,14 +97,13 @@ def _page(rows: Iterable[tuple[Row, str]]) -> Iterator[str]:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     yield "# Benchmarks"
     yield ""
-    yield "What this costs and what it gives, against what one would use instead: `torch.onnx.export` alone, torch's"
-    yield "own metadata, `onnx.load` and `onnx.utils.extract_model`. Written by `make bench` in one run, not edited by"
-    yield "hand. Seconds are those of one machine; the ratios compare, since peer and ours are measured in turn."
+    yield from _INTRODUCTION.splitlines()
+    yield ""
     yield f"{versions}; {os.cpu_count()} processors."
     yield ""
-    yield "| what | peer | ours | ours to the peer, or verdict | command |"
+    yield "| task | peer | ours | ratio or verdict | command |"
     yield "|---|---|---|---|---|"
     for row, command in rows:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} | `{command}` |"
     yield ""
-    yield NOTES.rstrip()
+    yield _NOTES.rstrip()

@@ -1,4 +1,4 @@
-"""Ship one part of a model: the encoder of an encoder-decoder, extracted and run alone.
+"""Extract the encoder of an encoder-decoder, run it alone, and compare it with PyTorch.
 
     python examples/ship_the_encoder.py [FOLDER]
 
@@ -21,6 +21,7 @@ import modelexport
 
 
 def main(folder: Path) -> None:
+    """Export a T5, extract its encoder, and partition it."""
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     config = T5Config(
@@ -33,8 +34,8 @@ def main(folder: Path) -> None:
     )
 
     record = modelexport.extract(folder / "t5.onnx", "encoder", folder / "encoder.onnx").record
-    size, whole = sizes(folder, "encoder.onnx"), sizes(folder, "t5.onnx")
-    print(f"encoder.onnx: {record.nodes} nodes, {size} of {whole} bytes")
+    size, total = file_size(folder, "encoder.onnx"), file_size(folder, "t5.onnx")
+    print(f"encoder.onnx: {record.nodes} nodes, {size} of {total} bytes")
     print(f"  takes {', '.join(value.name for value in record.inputs)}")
 
     session = onnxruntime.InferenceSession(
@@ -46,19 +47,20 @@ def main(folder: Path) -> None:
     print(f"  against PyTorch's encoder: off by {np.abs(hidden - expected).max():.1e}")
     assert np.allclose(hidden, expected, atol=1e-4)
 
-    # The same file as several models, which could run on several machines: bit for bit the same.
+    # Partition the file into models that could run on several machines.
     values = {"input_ids": tokens.numpy(), "decoder_input_ids": tokens[:, :4].numpy()}
     for part in modelexport.partition(folder / "t5.onnx"):
         session = onnxruntime.InferenceSession(
             part.model.SerializeToString(), providers=["CPUExecutionProvider"]
         )
-        results = session.run(None, {one.name: values[one.name] for one in part.record.inputs})
-        values.update(zip((one.name for one in part.record.outputs), results, strict=True))
-        print(f"  {part.record.module or '(its own work)'}: {part.record.nodes} nodes")
+        results = session.run(None, {info.name: values[info.name] for info in part.record.inputs})
+        values.update(zip((info.name for info in part.record.outputs), results, strict=True))
+        print(f"  {part.record.module or '(own nodes)'}: {part.record.nodes} nodes")
     print(f"  all together: {values['last_hidden_state'].shape}")
 
 
-def sizes(folder: Path, name: str) -> int:
+def file_size(folder: Path, name: str) -> int:
+    """Return the size of a model with its data file."""
     return sum(path.stat().st_size for path in folder.glob(f"{name}*"))
 
 

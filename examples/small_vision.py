@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Stem(nn.Module):
-    """A convolution and a norm, which exporters merge."""
+    """A convolution and a norm, which exporters fuse."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Stem(nn.Module):
 
 
 class Block(nn.Module):
-    """Runs twice with the same weights."""
+    """A block that runs twice with the same parameters."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -37,6 +37,8 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
+    """A module that runs, one of which only the weight is used, and one that is unused."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.classes = nn.Linear(width, 10)
@@ -49,6 +51,8 @@ class Head(nn.Module):
 
 
 class SmallVision(nn.Module):
+    """A stem, a block that runs twice, and a head."""
+
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.stem = Stem(width)
@@ -66,5 +70,6 @@ class SmallVision(nn.Module):
 
 
 def make_model() -> tuple[nn.Module, tuple[Tensor]]:
+    """Build the model and its example inputs."""
     torch.manual_seed(0)
     return SmallVision().eval(), (torch.rand(1, 3, 16, 16),)

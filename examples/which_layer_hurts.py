@@ -1,4 +1,4 @@
-"""Which layer does a conversion hurt? A small BERT in int8 and float16 against PyTorch.
+"""Find the layer that a conversion changes most: a small BERT in int8 and float16.
 
     python examples/which_layer_hurts.py [FOLDER]
 
@@ -23,6 +23,7 @@ import modelexport
 
 
 def main(folder: Path) -> None:
+    """Export a BERT, convert it, and compare each module with PyTorch."""
     warnings.simplefilter("ignore")
     # The quantizer recommends a preprocessing that renames values.
     logging.getLogger().setLevel(logging.ERROR)
@@ -54,9 +55,9 @@ def main(folder: Path) -> None:
     for name in ("int8.onnx", "float16.onnx"):
         result = modelexport.verify(model, inputs, folder / name, atol=1e-2, rtol=1e-2)
         print(f"{name}: {'agrees' if result.agrees else f'differs first in {result.first}'}")
-        worst = {one.module: one for one in result.modules if one.module in result.causes}
+        modules = {record.module: record for record in result.modules}
         for cause in result.causes[:3]:
-            print(f"  {cause}: off by {worst[cause].own_abs:.3f} on PyTorch's own inputs")
+            print(f"  {cause}: off by {modules[cause].own_abs:.3f} on PyTorch's own inputs")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,8 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from modelexport.capture.inputs import in_signature_order, parse_inputs
 from modelexport.errors import first_line
-from modelexport.source.guess import guess_inputs
 from modelexport.source.huggingface import use_exportable_experts
-from modelexport.source.input_specs import make_tensor
+from modelexport.source.input_specs import guess_inputs, make_tensor
 from sweep.shrink import shrink_config
 
 _MOST_PARAMETERS = 60_000_000

@@ -16,7 +16,7 @@ from torch import nn
 import modelexport
 import proof
 from modelexport.errors import first_line
-from modelexport.source.guess import configurations
+from modelexport.source.input_specs import configurations
 from scopes import differences, recorded_scopes
 from zoo import distinct
 

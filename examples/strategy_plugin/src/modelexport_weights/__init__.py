@@ -1,9 +1,8 @@
-"""A strategy that follows the weights: which module has to be in memory for a node to run?
+"""A strategy that maps each node to the module whose initializers it depends on.
 
-A node that consumes initializers belongs to the module that made it. Any other node belongs where
-its values come from: to the last module with initializers before it. An activation is then counted
-to the layer in front of it, which is what quantizers fuse, and where a model is cut that does not
-fit into one memory.
+A node that consumes initializers belongs to the module that made it. Any other node belongs to the
+last module with initializers before it. An activation then belongs to the layer in front of it,
+which is what quantizers fuse.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def find_upstream(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
     """
     known = dict(settled)
     for index in range(len(facts.graph.nodes)):
-        producers = [one for one in facts.graph.producers_of(index) if one in known]
+        producers = [node for node in facts.graph.producers_of(index) if node in known]
         if index not in known and producers:
             known[index] = known[max(producers)]
     return {index: site for index, site in known.items() if index not in settled}
@@ -41,5 +40,5 @@ WEIGHTS = Strategy(
     name="weights",
     exporter="dynamo",
     chain=(Evidence("weights", find_by_weights), Evidence("upstream", find_upstream), ROOT),
-    description="every node goes to the module whose weights it needs",
+    description="map every node to the module whose initializers it depends on",
 )
