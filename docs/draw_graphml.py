@@ -1,6 +1,6 @@
 """Draw a GraphML file as SVG, as yEd shows it: `python docs/draw_graphml.py IN OUT`.
 
-The geometry is the file's own. An edge to something inside a closed group ends at its border.
+The geometry is read from the file. An edge into a closed group ends at the border of the group.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MARGIN = 24.0
 Box = tuple[float, float, float, float]
 
 
-class Drawn:
-    """A node: the face that is shown, and the closed group that hides it, if there is one."""
+class NodeShape:
+    """A node: the shape that is shown, and the closed group that hides it, if there is one."""
 
     def __init__(self, face: etree._Element, hidden_by: str | None) -> None:
         self.hidden_by = hidden_by
-        place = face.find(f"{YED}Geometry")
-        self.box: Box = tuple(float(place.get(key)) for key in ("x", "y", "width", "height"))
+        geometry = face.find(f"{YED}Geometry")
+        self.box: Box = tuple(float(geometry.get(key)) for key in ("x", "y", "width", "height"))
         self.fill = face.find(f"{YED}Fill").get("color")
         border = face.find(f"{YED}BorderStyle")
         self.border, self.dashed = border.get("color"), border.get("type") == "dashed"
@@ -34,27 +34,27 @@ class Drawn:
             label.get("modelPosition"),
             float(label.get("fontSize")),
         )
-        self.shape = face.find(f"{YED}Shape").get("type")
+        self.outline = face.find(f"{YED}Shape").get("type")
 
 
 Point = tuple[float, float]
 
 
-def read(path: Path) -> tuple[dict[str, Drawn], list[tuple[str, str, str, tuple[Point, ...]]]]:
-    """Return the nodes by id, outer ones first, and the edges with their labels and bends."""
+def read(path: Path) -> tuple[dict[str, NodeShape], list[tuple[str, str, str, tuple[Point, ...]]]]:
+    """Read the nodes by id, outer ones first, and the edges with their labels and bends."""
     root = etree.parse(path).getroot()
-    nodes: dict[str, Drawn] = {}
+    nodes: dict[str, NodeShape] = {}
 
     def add(graph: etree._Element, hidden_by: str | None) -> None:
         for node in graph.findall(f"{GRAPHML}node"):
             group = node.find(f".//{YED}Realizers") if node.get("yfiles.foldertype") else None
-            own = (
+            face = (
                 node.find(f"{GRAPHML}data/{YED}ShapeNode")
                 if group is None
                 else group[int(group.get("active"))]
             )
             identity = node.get("id")
-            nodes[identity] = Drawn(own, hidden_by)
+            nodes[identity] = NodeShape(face, hidden_by)
             closed = group is not None and group.get("active") == "1"
             for inner in node.findall(f"{GRAPHML}graph"):
                 add(inner, hidden_by or (identity if closed else None))
@@ -71,14 +71,14 @@ def read(path: Path) -> tuple[dict[str, Drawn], list[tuple[str, str, str, tuple[
     return nodes, edges
 
 
-def outline(drawn: Drawn) -> str:
+def draw_outline(shape: NodeShape) -> str:
     """Draw the shape of a node."""
-    x, y, width, height = drawn.box
-    style = f'fill="{drawn.fill}" stroke="{drawn.border}"' + (
-        ' stroke-dasharray="4 3"' if drawn.dashed else ""
+    x, y, width, height = shape.box
+    style = f'fill="{shape.fill}" stroke="{shape.border}"' + (
+        ' stroke-dasharray="4 3"' if shape.dashed else ""
     )
-    if drawn.shape.startswith("parallelogram"):
-        lean = height / 4 if drawn.shape == "parallelogram" else -height / 4
+    if shape.outline.startswith("parallelogram"):
+        lean = height / 4 if shape.outline == "parallelogram" else -height / 4
         left, right = max(lean, 0), max(-lean, 0)
         points = [
             (x + left, y),
@@ -87,24 +87,24 @@ def outline(drawn: Drawn) -> str:
             (x + right, y + height),
         ]
         return f'<polygon points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in points)}" {style}/>'
-    round_by = 6 if drawn.shape == "roundrectangle" else 0
+    radius = 6 if shape.outline == "roundrectangle" else 0
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
-        f'rx="{round_by}" {style}/>'
+        f'rx="{radius}" {style}/>'
     )
 
 
-def text(drawn: Drawn) -> str:
+def draw_label(shape: NodeShape) -> str:
     """Draw the label of a node."""
-    x, y, width, height = drawn.box
-    lines = drawn.label.split("\n")
-    step = drawn.size * 1.2
+    x, y, width, height = shape.box
+    lines = shape.label.split("\n")
+    step = shape.size * 1.2
     first = (
-        y + 16 if drawn.at == "t" else y + height / 2 - step * (len(lines) - 1) / 2 + drawn.size / 3
+        y + 16 if shape.at == "t" else y + height / 2 - step * (len(lines) - 1) / 2 + shape.size / 3
     )
     return "".join(
         f'<text x="{x + width / 2:.1f}" y="{first + number * step:.1f}" '
-        f'font-size="{drawn.size:.0f}" text-anchor="middle">{escape(line)}</text>'
+        f'font-size="{shape.size:.0f}" text-anchor="middle">{escape(line)}</text>'
         for number, line in enumerate(lines)
     )
 
@@ -118,7 +118,7 @@ def border_point(box: Box, towards: tuple[float, float]) -> tuple[float, float]:
     return cx + dx * scale, cy + dy * scale
 
 
-def line(first: Box, second: Box, label: str, bends: tuple[Point, ...]) -> str:
+def draw_edge(first: Box, second: Box, label: str, bends: tuple[Point, ...]) -> str:
     """Draw an edge between two boxes."""
     centres = [(x + width / 2, y + height / 2) for x, y, width, height in (first, second)]
     begin = border_point(first, bends[0] if bends else centres[1])
@@ -136,16 +136,16 @@ def line(first: Box, second: Box, label: str, bends: tuple[Point, ...]) -> str:
 def draw(path: Path) -> str:
     """Return a GraphML file as SVG."""
     nodes, edges = read(path)
-    seen = {identity: drawn for identity, drawn in nodes.items() if drawn.hidden_by is None}
-    shown = {identity: nodes[drawn.hidden_by or identity].box for identity, drawn in nodes.items()}
+    visible = {identity: shape for identity, shape in nodes.items() if shape.hidden_by is None}
+    boxes = {identity: nodes[shape.hidden_by or identity].box for identity, shape in nodes.items()}
     lines = dict.fromkeys(
-        (shown[source], shown[target], label, bends)
+        (boxes[source], boxes[target], label, bends)
         for source, target, label, bends in edges
-        if shown[source] != shown[target]
+        if boxes[source] != boxes[target]
     )
-    left, top = (min(drawn.box[axis] for drawn in seen.values()) - MARGIN for axis in (0, 1))
+    left, top = (min(shape.box[axis] for shape in visible.values()) - MARGIN for axis in (0, 1))
     right, bottom = (
-        max(drawn.box[axis] + drawn.box[axis + 2] for drawn in seen.values()) + MARGIN
+        max(shape.box[axis] + shape.box[axis + 2] for shape in visible.values()) + MARGIN
         for axis in (0, 1)
     )
     parts = [
@@ -159,9 +159,9 @@ def draw(path: Path) -> str:
         ".edge{font-size:9px;fill:#55606B;text-anchor:middle}</style>",
         f'<rect x="{left:.0f}" y="{top:.0f}" width="{right - left:.0f}" '
         f'height="{bottom - top:.0f}" fill="#FFFFFF"/>',
-        *map(outline, seen.values()),
-        *(line(*ends) for ends in lines),
-        *map(text, seen.values()),
+        *map(draw_outline, visible.values()),
+        *(draw_edge(*ends) for ends in lines),
+        *map(draw_label, visible.values()),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"

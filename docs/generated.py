@@ -1,4 +1,4 @@
-"""Parts of pages that scripts write: a whole file, or what stands between two marks in one."""
+"""Write generated files, and generated parts between two marks of a page."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DOCS = Path(__file__).parent
 
 
 def between_marks(page: str, name: str, text: str) -> str:
-    """A page with the part between its marks `<!-- name -->` and `<!-- end of name -->` written anew."""
+    """Replace the text between the marks `<!-- name -->` and `<!-- end of name -->` of a page."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     if page.count(begin) != 1 or page.count(end) != 1:
-        raise ValueError(f"the page has not one part called {name}")
+        raise ValueError(f"expected one part called {name}, got {page.count(begin)}")
     before, _, rest = page.partition(begin)
     return f"{before}{begin}\n\n{text.strip()}\n\n{end}{rest.partition(end)[2]}"
 
 
 def write(pages: dict[Path, str]) -> None:
-    """Write what differs, and say so."""
+    """Write the files that changed, and print their names."""
     for path, text in pages.items():
         if not path.exists() or path.read_text() != text:
             path.parent.mkdir(exist_ok=True)
@@ -33,22 +33,23 @@ def write(pages: dict[Path, str]) -> None:
 
 @functools.cache
 def attribute_docs(kind: type) -> dict[str, str]:
-    """The strings that stand below the attributes in the source of a class."""
+    """Return the strings below the attributes in the source of a class."""
     body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
-    found = {}
-    for one, following in pairwise(body):
-        if isinstance(one, ast.AnnAssign) and isinstance(following, ast.Expr):
-            found[ast.unparse(one.target)] = " ".join(ast.literal_eval(following.value).split())
-    return found
+    docs = {}
+    for attribute, following in pairwise(body):
+        if isinstance(attribute, ast.AnnAssign) and isinstance(following, ast.Expr):
+            text = ast.literal_eval(following.value)
+            docs[ast.unparse(attribute.target)] = " ".join(text.split())
+    return docs
 
 
 def attribute_types(kind: type) -> dict[str, str]:
-    """The types of the fields of a record, as its source says them."""
+    """Return the types of the fields of a record, as they are written in its source."""
     names = getattr(kind, "__struct_fields__", getattr(kind, "_fields", ()))
-    written: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     for base in reversed(kind.__mro__):  # fields may be inherited
-        written |= vars(base).get("__annotations__", {})
-    return {name: getattr(written[name], "__forward_arg__", written[name]) for name in names}
+        types |= vars(base).get("__annotations__", {})
+    return {name: getattr(types[name], "__forward_arg__", types[name]) for name in names}
 
 
 def type_name(kind: Any) -> str:
@@ -58,5 +59,6 @@ def type_name(kind: Any) -> str:
 
 
 def table_row(*cells: str) -> str:
+    """Format the row of a Markdown table."""
     escaped = (cell.replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(escaped)} |"

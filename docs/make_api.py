@@ -39,6 +39,7 @@ GROUPS = {
         "partition",
         "extract_module_subgraph",
         "verify",
+        "retag",
     ],
     "GraphML": ["export_graphml", "import_onnx"],
     "Strategies": [
@@ -60,13 +61,14 @@ KEYWORDS = ("ModelKeywords", "SourceKeywords")
 HEAD = """# API
 
 All public names of `modelexport`, written from their docstrings by `make docs`. Importing the
-package is light: torch is loaded by the first name that needs it. `load`, `analyze`, `validate`,
+package does not load torch; the first name that needs it does. `load`, `analyze`, `validate`,
 `compare`, `strip`, `list_modules`, `extract`, `partition`, `extract_module_subgraph`,
 `export_graphml` and `import_onnx` never load it. A path may be a `str` or a `Path`.
 """
 
 
 def pages() -> dict[Path, str]:
+    """Return the page by its path."""
     return {DOCS / "api.md": "\n".join([HEAD, *_lines()]).rstrip() + "\n"}
 
 
@@ -74,7 +76,7 @@ def _lines() -> Iterator[str]:
     for title, names in GROUPS.items():
         yield f"## {title}\n"
         for name in names:
-            yield from _described(name, getattr(modelexport, name))
+            yield from _describe(name, getattr(modelexport, name))
     yield from _evidence()
     yield "## Errors\n"
     yield f"```\n{inspect.cleandoc(errors.__doc__ or '').partition(chr(10))[2].strip()}\n```\n"
@@ -82,15 +84,12 @@ def _lines() -> Iterator[str]:
     rest = [name for name in modelexport.__all__ if name not in known]
     is_error = [name for name in rest if issubclass(getattr(modelexport, name), Exception)]
     for name in sorted(is_error, key=list(vars(errors)).index):
-        yield from _described(name, getattr(modelexport, name))
+        yield from _describe(name, getattr(modelexport, name))
     yield "## Records\n"
-    yield (
-        "What the functions return is made of these. They cannot be changed; "
-        "`msgspec.json.encode` writes JSON.\n"
-    )
+    yield "Records that the functions return. They are frozen; `msgspec.json.encode` writes JSON.\n"
     for name in rest:
         if name not in is_error:
-            yield from _described(name, getattr(modelexport, name))
+            yield from _describe(name, getattr(modelexport, name))
     yield "## Keyword types\n"
     yield "For functions of your own that pass options on, as `**options: Unpack[ModelKeywords]`.\n"
     for name in KEYWORDS:
@@ -98,19 +97,20 @@ def _lines() -> Iterator[str]:
 
 
 def _evidence() -> Iterator[str]:
-    """The values that a strategy's chain may be made of."""
+    """Describe the standard evidence."""
     for name in EVIDENCE:
         value = getattr(modelexport, name)
         yield f"### {name}\n"
         if isinstance(value, tuple):
-            members = [one for one in EVIDENCE if getattr(modelexport, one) in value]
-            yield f"The chain of `fx` and `htp`: {', '.join(f'`{one}`' for one in members)}.\n"
+            members = [member for member in EVIDENCE if getattr(modelexport, member) in value]
+            names = ", ".join(f"`{member}`" for member in members)
+            yield f"The chain of `fx` and `htp`: {names}.\n"
         else:
             summary = inspect.cleandoc(value.find.__doc__ or "").partition("\n\n")[0]
             yield f"Evidence `{value.method}`. {' '.join(summary.split())}\n"
 
 
-def _described(name: str, thing: Any) -> Iterator[str]:
+def _describe(name: str, thing: Any) -> Iterator[str]:
     yield f"### {name}\n"
     if isinstance(thing, type) and thing.__name__ != name:
         yield f"Another name of [{thing.__name__}](#{thing.__name__.lower()}).\n"
@@ -132,7 +132,7 @@ _SECTION = re.compile(r"(Args|Returns|Yields|Raises|Warns):")
 
 
 def _markdown(docstring: str) -> str:
-    """A docstring in Google style as Markdown, with the entries of its sections as lists."""
+    """Convert a docstring in Google style to Markdown, with its sections as lists."""
     lines: list[str] = []
     section = ""
     for line in inspect.cleandoc(docstring).splitlines():
@@ -169,16 +169,18 @@ _OPTIONS = "| option | type | default | |"
 
 
 def _option_row(option: Option) -> str:
-    """The row of an option: its name and aliases, type, default and meaning."""
+    """Return the row of an option: its name and aliases, type, default and meaning."""
     kind = type_name(option.type)
     default = {} if option.default is None and "dict" in kind else option.default
     names = ", ".join(f"`{name}`" for name in (option.name, *option.spelling.aliases))
-    meaning = re.sub(r"<\w+>\S*\w", r"`\g<0>`", option.description)  # not to be taken for HTML
+    meaning = re.sub(
+        r"<\w+>\S*\w", r"`\g<0>`", option.description
+    )  # else Markdown reads it as HTML
     return table_row(names, f"`{kind}`", f"`{default!r}`", meaning)
 
 
 def _rows(kind: type, skipped: set[str]) -> Iterator[tuple[str, str, str]]:
-    """Fields and properties of a class: name, type, meaning."""
+    """Yield the name, type and meaning of each field and property of a class."""
     for name, annotation in attribute_types(kind).items():
         if name not in skipped:
             yield name, annotation, attribute_docs(kind).get(name, "")
@@ -189,7 +191,7 @@ def _rows(kind: type, skipped: set[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _getter(value: object) -> Any:
-    """The function behind a property."""
+    """Return the function of a property, or None."""
     return getattr(value, "fget", None) or (
         value.func if isinstance(value, functools.cached_property) else None
     )

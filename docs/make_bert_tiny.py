@@ -1,7 +1,7 @@
-"""Writes docs/bert-tiny.md, the tiny BERT of the demo counted out: `python docs/make_bert_tiny.py [OUT]`.
+"""Write docs/bert-tiny.md, the map of the demo's model: `python docs/make_bert_tiny.py [OUT]`.
 
-Everything on the page is read from the files that `modelexport demo` writes, with the public functions of the
-library; tests/test_bert_tiny.py counts the same things without them.
+All figures are read from the files of `modelexport demo`, with the public functions of the library.
+tests/test_bert_tiny.py counts them again without these functions.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ PAGE = Path(__file__).with_name("bert-tiny.md")
 
 
 class Component(NamedTuple):
-    """One module's part of a file. An edge is one use of a tensor: a node that reads it twice makes two.
+    """One module with all modules below it.
 
-    `weights` are the initializers that its nodes read, `parameters` the values in them, and `only_here` those of
-    the values that no node outside reads.
+    An edge is one use of a value: a node that consumes a value twice has two edges. `initializers`
+    are those that the nodes consume, `stored_values` the number of elements in them, and
+    `only_here` the elements that no node outside consumes.
     """
 
     operations: int
@@ -47,13 +48,13 @@ class Component(NamedTuple):
     inside: int
     entering: int
     leaving: int
-    weights: int
-    parameters: int
+    initializers: int
+    stored_values: int
     only_here: int
 
 
 def export_demo(folder: Path) -> dict[str, Path]:
-    """The files of the demo by strategy, made by its command."""
+    """Run the demo with each strategy, and return its files."""
     files = {}
     for strategy in STRATEGIES:
         with redirect_stdout(sys.stderr):
@@ -67,40 +68,39 @@ def export_demo(folder: Path) -> dict[str, Path]:
 
 
 def component(path: Path, module: str) -> Component:
-    """Counts one module's part, from the whole graph and the list of its operations."""
+    """Count the nodes, edges and initializers of one module."""
     graph = modelexport.load(path).graph
     members = set(modelexport.extract_module_subgraph(path, None, module).operations)
     facts = next(facts for facts in modelexport.analyze(path).modules if facts.module == module)
-    made = {name for node in graph.nodes if node.key in members for name in node.outputs}
+    produced = {name for node in graph.nodes if node.key in members for name in node.outputs}
     sizes = {
         tensor.name: math.prod(tensor.dims)
         for tensor in modelexport.load(path).proto.graph.initializer
     }
-    read: set[str] = set()
+    consumed: set[str] = set()
     inside = entering = 0
-    leaving = sum(name in made for name in graph.outputs)
+    leaving = sum(name in produced for name in graph.outputs)
     for node in graph.nodes:
         if node.key in members:
-            inside += sum(name in made for name in node.inputs)
-            entering += sum(name not in made and name not in sizes for name in node.inputs)
-            read.update(name for name in node.inputs if name in sizes)
+            inside += sum(name in produced for name in node.inputs)
+            entering += sum(name not in produced and name not in sizes for name in node.inputs)
+            consumed.update(name for name in node.inputs if name in sizes)
         else:
-            leaving += sum(name in made for name in node.inputs)
-    whole = sum(sizes[name] for name in read)
+            leaving += sum(name in produced for name in node.inputs)
     return Component(
         len(members),
         facts.operators,
         inside,
         entering,
         leaving,
-        len(read),
-        whole,
+        len(consumed),
+        sum(sizes[name] for name in consumed),
         facts.stored_values,
     )
 
 
 def page(files: dict[str, Path]) -> str:
-    """The whole page, from the files of the demo."""
+    """Return the page for the files of the demo."""
     analyses = {strategy: modelexport.analyze(path) for strategy, path in files.items()}
     parts = (
         _opening(analyses),
@@ -116,84 +116,87 @@ def _opening(analyses: Analyses) -> Iterator[str]:
     fx, htp = analyses["fx"], analyses["htp"]
     shown = sum(facts.tag is not None for facts in fx.modules)
     versions = ", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers", "onnx"))
-    yield from ("# The tiny BERT, counted out", "")
+    yield from ("# Example: the map of a tiny BERT", "")
     yield from _text(
-        "The model of `modelexport demo`, a BERT with two layers, exported with both of torch's exporters: what the "
-        f"map says of its {len(fx.modules)} modules, {shown} of them with a tag. `docs/make_bert_tiny.py` writes this "
-        f"page ({versions}), and `tests/test_bert_tiny.py` counts everything again with plain `onnx`, from the "
-        "`doc_string` of each node."
+        "The model of `modelexport demo` is a BERT with two layers. This page lists its "
+        f"{len(fx.modules)} modules, {shown} of them with a tag, as exported by each of torch's "
+        f"exporters. `docs/make_bert_tiny.py` writes it ({versions}); `tests/test_bert_tiny.py` "
+        "counts all figures again from the `doc_string` of each node."
     )
     yield from (
         "",
         "```sh",
-        f"modelexport demo fx --strategy fx          # dynamo: {fx.totals.nodes} nodes in fx/bert-tiny.onnx",
-        f"modelexport demo htp --strategy htp        # torchscript: {htp.totals.nodes} nodes in htp/bert-tiny.onnx",
+        f"modelexport demo fx --strategy fx          # dynamo: {fx.totals.nodes} nodes",
+        f"modelexport demo htp --strategy htp        # torchscript: {htp.totals.nodes} nodes",
         "modelexport analyze fx/bert-tiny.onnx --output-format detailed",
         "modelexport analyze fx/bert-tiny.onnx --filter-tag encoder.layer.0.attention",
         "modelexport extract htp/bert-tiny.onnx encoder.layer.0 layer0.onnx",
-        "python docs/make_bert_tiny.py              # this page",
         "```",
         "",
     )
-    yield from _noteworthy(fx, htp)
+    yield from _explanations(fx, htp)
 
 
-def _noteworthy(fx: Analysis, htp: Analysis) -> Iterator[str]:
-    """What a reader of the tables would ask; the figures are those of the files."""
-    holders = [
+def _explanations(fx: Analysis, htp: Analysis) -> Iterator[str]:
+    """Explain what stands out in the tables."""
+    containers = [
         _code(facts) for facts in fx.modules if facts.tag is not None and facts.tag not in fx.by_tag
     ]
     more = Counter(htp.by_operator)
     more.subtract(fx.by_operator)
     rest = more.total() - more["Constant"] - more["Identity"]
     yield from _text(
-        f"- **Tags without nodes of their own**: {', '.join(holders)} only call others. The other {fx.totals.tags} "
-        "tags are on nodes, in both files."
+        f"- **Tags without nodes of their own**: {', '.join(containers)} only call other modules. "
+        f"The other {fx.totals.tags} tags are on nodes, in both files."
     )
     yield from _text(
-        f"- **Absorbed**: {len(fx.absorbed)} modules ran and left nothing in the file. They are dropouts, which hand "
-        "on what they are given when a model is not in training."
+        f"- **Absorbed**: {len(fx.absorbed)} modules ran and have no nodes. They are dropouts, "
+        "which are identities in evaluation mode."
     )
     yield from _text(
-        f"- **Unused**: {len(fx.unused)} modules never ran. They are the dropouts of the attention, whose probability "
-        "goes to torch's attention function as a number."
+        f"- **Unused**: {len(fx.unused)} modules did not run. They are the dropouts of the "
+        "attention, which passes their probability to torch's attention function instead."
     )
     yield from _text(
-        f"- **{fx.totals.nodes} nodes or {htp.totals.nodes}**: torchscript writes {more['Constant']} constants as "
-        f"nodes, dynamo has them among the weights. {more['Identity']} `Identity` nodes stand for weights that are "
-        "equal to another one, as the biases and the norms of a fresh model are. And torchscript computes the "
-        "attention mask step by step, where dynamo folds what fixed shapes decide: of the model's own nodes there are "
-        f"{htp.modules[0].own_nodes} and {fx.modules[0].own_nodes}. Constants and identities aside, the difference is "
-        f"{rest} nodes (last table)."
+        f"- **{fx.totals.nodes} and {htp.totals.nodes} nodes**: torchscript writes "
+        f"{more['Constant']} constants as nodes; dynamo writes them as initializers. torchscript "
+        f"writes {more['Identity']} `Identity` nodes for parameters that are equal to another one, "
+        "such as biases and norms of a new model. torchscript computes the attention mask in "
+        f"{htp.modules[0].own_nodes} nodes of the root; dynamo folds it to "
+        f"{fx.modules[0].own_nodes}. Without constants and identities, the difference is {rest} "
+        "nodes ([operators](#operators))."
     )
     yield from _text(
-        "- **The two layers differ by a node**, in both files. dynamo turns the mask into numbers once, in layer 0, "
-        "and layer 1 reads it there: one edge more leaves the attention of layer 0. torchscript has an `Identity` more "
-        "in layer 1, since the bias of its intermediate is equal to that of layer 0."
+        "- **The two layers differ by one node**, in both files. dynamo converts the mask to "
+        "numbers once, in layer 0, and layer 1 consumes the result: the attention of layer 0 has "
+        "one more outgoing edge. torchscript has one more `Identity` in layer 1, because the bias "
+        "of its intermediate equals that of layer 0."
     )
     yield from _text(
-        "- **The pooler** has a bias of zeros here. dynamo drops it; torchscript reads it through an `Identity`, and "
-        "takes the index of the first token from a constant of the embeddings that has the same value."
+        "- **The pooler** has a bias of zeros. dynamo removes it; torchscript consumes it through "
+        "an `Identity`, and takes the index of the first token from an equal constant of the "
+        "embeddings."
     )
     yield from _text(
-        f"- **Evidence**: dynamo's nodes are placed {_spelled(fx.by_method)}, torchscript's {_spelled(htp.by_method)}: "
-        "torch does not say where an `Identity` on a weight belongs, so it goes to the module that reads it."
+        f"- **Evidence**: dynamo's nodes are tagged {_list_counts(fx.by_method)}, torchscript's "
+        f"{_list_counts(htp.by_method)}. torch records no scope for an `Identity` on a parameter, "
+        "so it belongs to the module that consumes it."
     )
 
 
 def _text(paragraph: str) -> list[str]:
     indent = "  " if paragraph.startswith("- ") else ""
     return textwrap.wrap(
-        paragraph, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        paragraph, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
 def _version(name: str) -> str:
-    """Without the kind of build, which differs between machines."""
+    """Return a version without its build tag, which differs between machines."""
     return importlib.metadata.version(name).partition("+")[0]
 
 
-def _spelled(counts: dict[str, int]) -> str:
+def _list_counts(counts: dict[str, int]) -> str:
     return " and ".join(f"by {method} ({count})" for method, count in counts.items())
 
 
@@ -201,9 +204,9 @@ def _shown(analyses: Analyses) -> Iterator[str]:
     pairs = [pair for pair in _pairs(analyses) if pair[0].tag is not None]
     yield from ("", f"## The {len(pairs)} modules with a tag", "")
     yield from _text(
-        "**order** is that of the first calls in PyTorch, over all modules, shown or hidden; **fx** and **htp** are "
-        "the status in either file. **own** counts the nodes with exactly this tag, those of hidden modules included; "
-        "**all** those of the tags below too. Own nodes add up to the nodes of the file."
+        "**order** is the order of the first calls in PyTorch, of all modules, shown or hidden. "
+        "**fx** and **htp** are the status in each file. **own** counts the nodes with this tag, "
+        "including those of hidden modules; **all** also counts the tags below it."
     )
     yield ""
     rows: list[tuple[object, ...]] = []
@@ -233,10 +236,9 @@ def _shown(analyses: Analyses) -> Iterator[str]:
 def _hidden(analyses: Analyses) -> Iterator[str]:
     yield from ("", "## The hidden modules", "")
     yield from _text(
-        "Classes of torch have no tag, norms and embeddings excepted. Their nodes carry the tag of the nearest module "
-        "above that has one, and their own path in `hierarchy_module`; with `--torch-nn all` they have tags too. A "
-        "`ModuleList` is never called itself and has no nodes but those of the modules in it: its place is before the "
-        "first of them."
+        "Modules of torch's classes are hidden, except norms and embeddings "
+        "([tags](tags.md#which-modules-are-shown)). A `ModuleList` is not called itself; it "
+        "precedes the first module in it."
     )
     yield ""
     pairs = _pairs(analyses)
@@ -260,12 +262,12 @@ def _hidden(analyses: Analyses) -> Iterator[str]:
                 )
             )
     yield from _table(
-        ("order", "module", "class", "fx", "htp", "carry the tag", "own, fx", "own, htp"), rows
+        ("order", "module", "class", "fx", "htp", "tag of its nodes", "own, fx", "own, htp"), rows
     )
 
 
 def _pairs(analyses: Analyses) -> list[tuple[ModuleFacts, ...]]:
-    """Each module as it is in both files, in the order of the calls."""
+    """Return the facts of each module in both files, in the order of the calls."""
     return list(zip(*(found.modules for found in analyses.values()), strict=True))
 
 
@@ -288,11 +290,12 @@ def _code(facts: ModuleFacts) -> str:
 def _components(files: dict[str, Path]) -> Iterator[str]:
     yield from ("", "## Components", "")
     yield from _text(
-        "A component is a module with everything below it. An **edge** is one use of a tensor by a node, or as an "
-        "output of the model: **inside** from one node of the component to another, **in** from a node outside or an "
-        "input of the model, **out** to a node outside or an output of the model. **weights** are the initializers "
-        "that its nodes read, **stored values** the values in them, **only here** those that no node outside reads. "
-        "What dynamo keeps as an initializer counts, constants too, and equal weights of several modules are one."
+        "A component is a module with all modules below it. An **edge** is one use of a value by a "
+        "node, or as an output of the model: **inside** between nodes of the component, **in** "
+        "from a node outside or an input of the model, **out** to a node outside or an output of "
+        "the model. **initializers** are those that its nodes consume, including constants, "
+        "**stored values** the elements in them, and **only here** the elements that no node "
+        "outside consumes. Equal parameters of several modules are one initializer."
     )
     titles = (
         "module",
@@ -300,7 +303,7 @@ def _components(files: dict[str, Path]) -> Iterator[str]:
         "inside",
         "in",
         "out",
-        "weights",
+        "initializers",
         "stored values",
         "only here",
         "operators",
@@ -316,8 +319,8 @@ def _components(files: dict[str, Path]) -> Iterator[str]:
                 (
                     f"`{module}`",
                     *edges,
-                    count.weights,
-                    f"{count.parameters:,}",
+                    count.initializers,
+                    f"{count.stored_values:,}",
                     f"{count.only_here:,}",
                     operators,
                 )
@@ -332,7 +335,7 @@ def _operators(analyses: Analyses) -> Iterator[str]:
     differences = [(*row, f"{row[2] - row[1]:+d}" if row[1] != row[2] else "") for row in rows]
     total = [sum(fx.values()), sum(htp.values())]
     yield from _table(
-        ("operator", "fx", "htp", "more"),
+        ("operator", "fx", "htp", "difference"),
         [*differences, ("all", *total, f"{total[1] - total[0]:+d}")],
     )
 

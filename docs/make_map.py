@@ -1,4 +1,4 @@
-"""Writes the code map of architecture.md: every file of the source with its own first sentence.
+"""Write the code map of architecture.md: every source file with its first sentence.
 
 python docs/make_map.py
 """
@@ -14,6 +14,7 @@ SOURCE = DOCS.parent / "src" / "modelexport"
 
 
 def pages() -> dict[Path, str]:
+    """Return the page with its code map."""
     page = DOCS / "architecture.md"
     return {page: between_marks(page.read_text(), "code map", _map())}
 
@@ -27,8 +28,8 @@ def _map() -> str:
     return "\n\n".join(parts)
 
 
-def _table(title: str, told: str, files: list[Path]) -> str:
-    heading = f"**{title}**" + (f" {told}" if told else "")
+def _table(title: str, summary: str, files: list[Path]) -> str:
+    heading = f"**{title}**" + (f" {summary}" if summary else "")
     rows = [f"| `{path.name}` | {_first_line(path)} |" for path in files]
     return "\n".join([heading, "", "| file | what it is for |", "|---|---|", *rows])
 

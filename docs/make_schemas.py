@@ -62,8 +62,7 @@ SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "job-result": (JobResult, "A line that modelexport batch writes for each job", {}),
     "input-specs": (dict[str, InputSpec], "The file of --input-specs", {}),
 }
-"""By name: the record, a title, and what the schema says of properties beyond the record."""
-
+"""By name: the record, a title, and properties that the record does not define."""
 
 TABLES = (
     *(NodeTag, EmbeddedMap, Sidecar, ModelRecord, ExportRecord, SourceOptions, ExtractionRecord),
@@ -73,6 +72,7 @@ TABLES = (
 
 
 def pages() -> dict[Path, str]:
+    """Return the schemas and formats.md by path."""
     schemas = {
         DOCS / "schemas" / f"{name}.schema.json": _schema(*entry) for name, entry in SCHEMAS.items()
     }
@@ -120,7 +120,7 @@ def _schema(record: Any, title: str, properties: dict[str, Any]) -> str:
 
 
 def _jobs(properties: dict[str, Any]) -> dict[str, Any]:
-    """Describe the jobs of a list and its defaults, which may have the model that a job needs."""
+    """Describe the jobs of a list and its defaults, which may name the model for all jobs."""
     job = msgspec.json.schema(BatchJob)["$defs"]["BatchJob"]
     del job["required"]
     for name, meaning in attribute_docs(BatchJob).items():

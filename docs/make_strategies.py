@@ -55,7 +55,7 @@ def _column(report: modelexport.ExportReport, outcomes: dict[str, int]) -> dict[
         for name, count in sorted(untagged.items(), key=lambda item: (-item[1], item[0]))
     )
     return {
-        "strategy and exporter that were used": f"{report.strategy}, {report.exporter}",
+        "strategy and exporter": f"{report.strategy}, {report.exporter}",
         "nodes": str(facts.nodes),
         "nodes with a tag": f"{facts.tagged_nodes} ({facts.coverage:.0%})",
         **{f"by `{method}`": str(facts.methods.get(method.value, 0)) for method in Method},
@@ -65,10 +65,10 @@ def _column(report: modelexport.ExportReport, outcomes: dict[str, int]) -> dict[
             f"modules: `{status}`": str(facts.module_status.get(status, 0))
             for status in ("nodes", "absorbed", "unused")
         },
-        "calls of modules whose value is in the file, and PyTorch's": str(
-            outcomes.get("agrees", 0)
+        "calls whose results agree with PyTorch": str(outcomes.get("agrees", 0)),
+        "calls whose results are not in the file": str(
+            sum(outcomes.values()) - outcomes.get("agrees", 0)
         ),
-        "... and whose value is not in it": str(sum(outcomes.values()) - outcomes.get("agrees", 0)),
     }
 
 

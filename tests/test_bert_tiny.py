@@ -160,8 +160,8 @@ def recount(file: Path, module: str) -> Component:
         inside=edges[True, True],
         entering=edges[False, True],
         leaving=edges[True, False] + ends,
-        weights=len(read),
-        parameters=sum(sizes[name] for name in read),
+        initializers=len(read),
+        stored_values=sum(sizes[name] for name in read),
         only_here=sum(sizes[name] for name in read - shared),
     )
 

@@ -1,4 +1,4 @@
-"""Every reader on a few damaged files, and the harness, which has to see each kind of flaw."""
+"""Every reader on a few damaged files, and the harness, which must detect each kind of flaw."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from fuzz import of_toml
+from fuzz import mutate_toml
 from fuzz.__main__ import main
-from fuzz.hunt import hunt
-from fuzz.limits import Flaw, Limits, Reader, Verdict, _tried, judged
+from fuzz.limits import Flaw, Limits, Reader, Verdict, _try_reader, judge
+from fuzz.search import search
 from fuzz.seeds import Files, Seed
 from fuzz.targets import TARGETS, Target
 
@@ -55,11 +55,11 @@ def value_error() -> None:
     ],
     ids=["error", "hang", "crash", "exit", "memory", "too-much"],
 )
-def test_each_kind_of_flaw_is_seen(
+def test_each_kind_of_flaw_is_detected(
     harm: Callable[[], object], name: str, seconds: int, tmp_path: Path
 ) -> None:
     readers = {"good": lambda folder, out: None, "bad": lambda folder, out: harm()}
-    verdict = judged(readers, tmp_path, Limits(seconds, memory=64 << 20))
+    verdict = judge(readers, tmp_path, Limits(seconds, memory=64 << 20))
     assert verdict.flaw is not None
     assert name in verdict.flaw.name
     assert verdict.accepted >= 1
@@ -69,12 +69,12 @@ def test_an_error_of_ours_is_no_flaw(tmp_path: Path) -> None:
     def refuse(folder: Path, out: Path) -> None:
         raise FormatError("bad file")
 
-    verdict = judged({"refuse": refuse}, tmp_path, Limits())
+    verdict = judge({"refuse": refuse}, tmp_path, Limits())
     assert (verdict.flaw, verdict.accepted) == (None, 0)
 
 
-def made_up(read: Callable[[bytes], object]) -> Target:
-    """Return a target of its own, whose reader sees twenty bytes or what damage left of them."""
+def make_target(read: Callable[[bytes], object]) -> Target:
+    """Return a target whose reader gets twenty bytes, mutated."""
     seed = Seed(Files({"file": bytes(range(20))}), "file")
     return Target(
         "made up",
@@ -85,61 +85,61 @@ def made_up(read: Callable[[bytes], object]) -> Target:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run cases in this process, which has imported torch and is slow to fork."""
 
-    def judge(readers: dict[str, Reader], folder: Path, limits: Limits) -> Verdict:
-        results = [_tried(name, reader, folder, folder) for name, reader in readers.items()]
+    def judge_here(readers: dict[str, Reader], folder: Path, limits: Limits) -> Verdict:
+        results = [_try_reader(name, reader, folder, folder) for name, reader in readers.items()]
         flaws = [Flaw(result.flaw, result.detail) for result in results if result.flaw]
         accepted = sum(result.accepted for result in results)
         return Verdict(flaws[0] if flaws else None, accepted, 0, 0)
 
-    monkeypatch.setattr("fuzz.hunt.judged", judge)
+    monkeypatch.setattr("fuzz.search.judge", judge_here)
 
 
-def harmed(data: bytes) -> None:
-    """Fail in two ways, at bytes that only damage can put there."""
+def fail_on_large_bytes(data: bytes) -> None:
+    """Fail in two ways, at bytes that only a mutation can write."""
     if data[:1] > b"\x0a":
         raise ValueError("not ours")
     if data[1:2] > b"\x0a":
         raise KeyError("not ours")
 
 
-@pytest.mark.usefixtures("at_once")
-def test_flaws_are_reduced_and_the_hunt_goes_on() -> None:
-    outcome = hunt(made_up(harmed), 80, start=1)
+@pytest.mark.usefixtures("in_process")
+def test_flaws_are_shrunk_and_the_search_continues() -> None:
+    outcome = search(make_target(fail_on_large_bytes), 80, start=1)
     assert {flaw.name.split()[0] for flaw in outcome.flaws} == {"ValueError", "KeyError"}
     assert outcome.cases >= 80
     assert min(len(flaw.files["file"]) for flaw in outcome.flaws) <= 20
 
 
 def test_the_same_seed_gives_the_same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    def seen(start: int) -> list[bytes]:
+    def run_cases(start: int) -> list[bytes]:
         files: list[bytes] = []
 
         def note(readers: object, folder: Path, limits: Limits) -> Verdict:
             files.append((folder / "file").read_bytes())
             return Verdict(None, 1, 0, 0)
 
-        monkeypatch.setattr("fuzz.hunt.judged", note)
-        hunt(made_up(len), 50, start)
+        monkeypatch.setattr("fuzz.search.judge", note)
+        search(make_target(len), 50, start)
         return files
 
-    assert seen(3) == seen(3)
-    assert seen(3) != seen(4)
+    assert run_cases(3) == run_cases(3)
+    assert run_cases(3) != run_cases(4)
 
 
-@pytest.mark.usefixtures("at_once")
-def test_files_that_show_a_flaw_are_kept_and_tried_again(
+@pytest.mark.usefixtures("in_process")
+def test_files_that_show_a_flaw_are_kept_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TARGETS, "specs", made_up(harmed)._replace(name="specs"))
+    monkeypatch.setitem(TARGETS, "specs", make_target(fail_on_large_bytes)._replace(name="specs"))
     result = CliRunner().invoke(
         main, ["specs", "--cases", "40", "--seed", "1", "--jobs", "1", "--keep", str(tmp_path)]
     )
     assert result.exit_code == 1, result.output
     kept = tmp_path / "specs-0"
-    assert f"once more: python -m fuzz specs --repeat {kept}" in result.output
+    assert f"to repeat: python -m fuzz specs --repeat {kept}" in result.output
     again = CliRunner().invoke(main, ["specs", "--repeat", str(kept)])
     assert again.exit_code == 1
     assert "Error: " in again.output
@@ -148,17 +148,17 @@ def test_files_that_show_a_flaw_are_kept_and_tried_again(
     assert CliRunner().invoke(main, ["specs", "--repeat", str(kept)]).exit_code == 0
 
 
-def test_a_file_is_tried_again_as_it_was(tmp_path: Path) -> None:
-    """The memory of what a reader imports does not count, as in the hunt."""
+def test_a_repeated_file_gives_the_same_result(tmp_path: Path) -> None:
+    """Modules that a reader imports do not count as memory, as in a search."""
     (tmp_path / "specs.json").write_text('{"x": {"shape": [2]}}')
     command = [sys.executable, "-m", "fuzz", "specs", "--repeat", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("in_process")
 def test_a_target_is_a_small_entry() -> None:
-    """A target for TOML files needs a seed, a kind of damage and a reader."""
+    """A target for TOML files needs a seed, a mutation and a reader."""
 
     def read(folder: Path, out: Path) -> None:
         try:
@@ -168,6 +168,8 @@ def test_a_target_is_a_small_entry() -> None:
 
     text = b'[defaults]\nopset = 18\n\n[[job]]\nmodel = "a"\nout = "a.onnx"\n'
     seed = Seed(Files({"jobs.toml": text}), "jobs.toml")
-    outcome = hunt(Target("jobs", lambda: [seed], (of_toml.damaged,), {"jobs": read}), 50, start=0)
+    outcome = search(
+        Target("jobs", lambda: [seed], (mutate_toml.mutate,), {"jobs": read}), 50, start=0
+    )
     assert not outcome.flaws
     assert 5 < outcome.accepted < 50

@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path(modelexport.__file__).parent
 ROOMS = [
     "errors",
-    "garbage",
     "exporters",
     "options",
     "keywords",
@@ -36,7 +35,7 @@ ROOMS = [
     "extraction",
     "graphml",
     "verification",
-    "checks",
+    "retagging",
     "request",
     "source",
     "pipeline",
@@ -45,7 +44,7 @@ ROOMS = [
     "cli",
 ]
 """Each room may import from itself and from those before it."""
-TORCH_ROOMS = {"capture", "request", "source", "pipeline", "verification"}
+TORCH_ROOMS = {"capture", "source", "pipeline", "verification"}
 HEAVY = ("torch", "transformers", "onnxruntime")
 COMMAND = "from modelexport.cli.main import main; main"
 

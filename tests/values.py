@@ -16,9 +16,9 @@ import onnxruntime
 import torch
 from torch import nn
 
+from modelexport.capture.hooks import flatten_leaves, flatten_tensors
 from modelexport.capture.inputs import parse_inputs
 from modelexport.capture.module_tree import read_module_tree
-from modelexport.capture.recorder import flatten_leaves, flatten_tensors
 
 
 @dataclass

@@ -20,6 +20,7 @@ from modelexport.errors import (
     GraphmlWarning,
     ModelExportError,
     ModelRunError,
+    NotDescendedError,
     SourceError,
     UnknownOptionError,
 )
@@ -44,10 +45,9 @@ if TYPE_CHECKING:
         compare,
     )
     from modelexport.analysis.findings import Finding
-    from modelexport.analysis.repair import Repair
     from modelexport.analysis.subgraph import ModuleSubgraph, extract_module_subgraph
-    from modelexport.analysis.validate import Validation, validate
-    from modelexport.attribution.evidence import Attribution, Evidence, Facts
+    from modelexport.analysis.validate import Repair, Validation, validate
+    from modelexport.attribution.evidence import Evidence, Facts
     from modelexport.attribution.strategies import (
         AGREEMENT,
         DATAFLOW,
@@ -63,29 +63,30 @@ if TYPE_CHECKING:
     from modelexport.batch.jobs import BatchJob
     from modelexport.batch.results import JobResult
     from modelexport.batch.run import export_batch
-    from modelexport.capture.calls import Call, CallLog
-    from modelexport.capture.trace import Site, Trace
+    from modelexport.capture.trace import Call, CallLog, Site, Trace
     from modelexport.extraction.extract import ExtractableModule, Extraction, extract, list_modules
     from modelexport.extraction.partition import partition
     from modelexport.graph.flat import FlatSubgraph, Graph, Node
     from modelexport.graphml.import_onnx import Imported, import_onnx
     from modelexport.graphml.write import GraphmlFiles, export_graphml
     from modelexport.keywords import ModelKeywords, SourceKeywords
-    from modelexport.modules.record import Method, ModuleRecord, NodeTag
+    from modelexport.modules.record import Attribution, Method, ModuleRecord, NodeTag
     from modelexport.modules.tree import ModuleTree
     from modelexport.options import CallOptions, ExportOptions, SourceOptions
-    from modelexport.pipeline import HierarchyExporter, export_model
+    from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
     from modelexport.report import ExportReport
-    from modelexport.request import recommend_strategy
+    from modelexport.retagging.retag import RetagReport, retag
     from modelexport.source_export import export_source
     from modelexport.tagged.model import MapInEffect, TaggedModel, load
     from modelexport.tagged.records import (
         EmbeddedMap,
+        ExampleInput,
         ExportRecord,
         ExtractionRecord,
         ModelRecord,
         NodeRecord,
+        RetagRecord,
         Sidecar,
         Statistics,
         TensorInfo,
@@ -109,10 +110,9 @@ _HOMES = {
         "Comparison FileSummary ModuleChange NodeChange TagChanges WeightChanges compare"
     ),
     "analysis.findings": "Finding",
-    "analysis.repair": "Repair",
     "analysis.subgraph": "ModuleSubgraph extract_module_subgraph",
-    "analysis.validate": "Validation validate",
-    "attribution.evidence": "Attribution Evidence Facts",
+    "analysis.validate": "Repair Validation validate",
+    "attribution.evidence": "Evidence Facts",
     "attribution.strategies": (
         "AGREEMENT DATAFLOW FULL_CHAIN PARAMETER PARAMETER_IN_USE ROOT SCOPE "
         "ExportStrategy Strategy register_strategy"
@@ -120,25 +120,26 @@ _HOMES = {
     "batch.jobs": "BatchJob",
     "batch.results": "JobResult",
     "batch.run": "export_batch",
-    "capture.calls": "Call CallLog",
-    "capture.trace": "Site Trace",
+    "capture.trace": "Call CallLog Site Trace",
     "extraction.extract": "ExtractableModule Extraction extract list_modules",
     "extraction.partition": "partition",
     "graph.flat": "FlatSubgraph Graph Node",
     "graphml.import_onnx": "Imported import_onnx",
     "graphml.write": "GraphmlFiles export_graphml",
     "keywords": "ModelKeywords SourceKeywords",
-    "modules.record": "Method ModuleRecord NodeTag",
+    "modules.record": "Attribution Method ModuleRecord NodeTag",
     "modules.tree": "ModuleTree",
     "options": "CallOptions ExportOptions SourceOptions",
-    "pipeline": "HierarchyExporter UnifiedExporter=HierarchyExporter export_model",
+    "pipeline": (
+        "HierarchyExporter UnifiedExporter=HierarchyExporter export_model recommend_strategy"
+    ),
     "report": "ExportReport",
-    "request": "recommend_strategy",
+    "retagging.retag": "RetagReport retag",
     "source_export": "export_source",
     "tagged.model": "MapInEffect TaggedModel load",
     "tagged.records": (
-        "EmbeddedMap ExportRecord ExtractionRecord ModelRecord NodeRecord Sidecar "
-        "Statistics TensorInfo TensorRecord"
+        "EmbeddedMap ExampleInput ExportRecord ExtractionRecord ModelRecord NodeRecord "
+        "RetagRecord Sidecar Statistics TensorInfo TensorRecord"
     ),
     "tagged.strip": "strip",
     "verification.records": "Blame ModuleParity Outcome TensorParity Verification",
@@ -167,6 +168,7 @@ __all__ = [
     "DataFile",
     "EmbeddedMap",
     "Evidence",
+    "ExampleInput",
     "ExportError",
     "ExportOptions",
     "ExportRecord",
@@ -207,8 +209,11 @@ __all__ = [
     "NodeFacts",
     "NodeRecord",
     "NodeTag",
+    "NotDescendedError",
     "Outcome",
     "Repair",
+    "RetagRecord",
+    "RetagReport",
     "Sidecar",
     "Site",
     "SourceError",
@@ -242,6 +247,7 @@ __all__ = [
     "partition",
     "recommend_strategy",
     "register_strategy",
+    "retag",
     "strip",
     "validate",
     "verify",

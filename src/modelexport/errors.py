@@ -8,6 +8,7 @@ Exception
     ├── SourceError               also a ValueError: the model or its inputs cannot be loaded
     ├── FileError                 also an OSError: a file cannot be read or written
     ├── FormatError               also a ValueError: a file does not have the expected content
+    │   └── NotDescendedError     a file was not made from the one it is said to be made from
     └── ExportError               also a RuntimeError: torch cannot export the model
         └── ModelRunError         the model does not run on the example inputs
 
@@ -72,6 +73,12 @@ class FormatError(ModelExportError, ValueError):
     """A file does not have the expected content."""
 
 
+class NotDescendedError(FormatError):
+    """A file was not made from the one it is said to be made from."""
+
+    exit_code = 1
+
+
 class ExportError(ModelExportError, RuntimeError):
     """The exporter of torch cannot export the model."""
 
@@ -98,40 +105,18 @@ class ExtractionWarning(UserWarning):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type if it has none.
-
-    Args:
-        error: The error.
-
-    Returns:
-        One line that is not empty.
-    """
+    """Return the first line of an error's message, or the name of its type if it has none."""
     lines = (line.strip() for line in str(error).splitlines())
     return next(filter(None, lines), type(error).__name__)
 
 
 def describe_type(value: object) -> str:
-    """Name the type of a value with its article, as in "an int" and "a str".
-
-    Args:
-        value: The value.
-
-    Returns:
-        The article and the name of the type.
-    """
+    """Name the type of a value with its article, as in "an int" and "a str"."""
     name = type(value).__name__
     vowel = name.lower().startswith(("a", "e", "i", "o", "nd"))  # an ndarray, but a uint8
     return f"{'an' if vowel else 'a'} {name}"
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count with its noun, as in `1 node` and `1,200 nodes`.
-
-    Args:
-        count: The count.
-        noun: The noun in the singular; its plural ends in s.
-
-    Returns:
-        The count, with thousands separated, and the noun.
-    """
+    """Return a count with its noun, given in the singular, as in `1 node` and `1,200 nodes`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -79,12 +79,6 @@ GRAPH_OPTIONS = tuple(dict.fromkeys(exporter.graph_option for exporter in EXPORT
 def find_exporter(name: str) -> Exporter:
     """Return the exporter of this name.
 
-    Args:
-        name: The name, as in `exporter=` and in the records of a file.
-
-    Returns:
-        Its facts.
-
     Raises:
         ArgumentError: There is no such exporter.
     """
@@ -97,12 +91,5 @@ def find_exporter(name: str) -> Exporter:
 
 
 def exporters_accepting(kind: ModelKind) -> tuple[Exporter, ...]:
-    """Return the exporters that accept a kind of model, in their order.
-
-    Args:
-        kind: The kind of the model.
-
-    Returns:
-        The exporters, at least one.
-    """
+    """Return the exporters that accept a kind of model, in their order."""
     return tuple(exporter for exporter in EXPORTERS if kind in exporter.accepts)

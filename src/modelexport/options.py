@@ -48,41 +48,33 @@ def _option(description: str, **spelling: Any) -> msgspec.Meta:
     return msgspec.Meta(description=description, extra={"spelling": Spelling(**spelling)})
 
 
+_source_option = functools.partial(_option, for_source=True)
+
+
 class SourceOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Where a model and its example inputs come from; recorded in the file, for `verify`."""
 
     task: Annotated[
-        str | None,
-        _option("Load the head for this task, for example text-classification.", for_source=True),
+        str | None, _source_option("Load the head for this task, for example text-classification.")
     ] = None
-    model_class: Annotated[
-        str | None, _option("Load this class of transformers.", for_source=True)
-    ] = None
-    revision: Annotated[
-        str | None, _option("Branch, tag or commit on the hub.", for_source=True)
-    ] = None
+    model_class: Annotated[str | None, _source_option("Load this class of transformers.")] = None
+    revision: Annotated[str | None, _source_option("Branch, tag or commit on the hub.")] = None
     random_weights: Annotated[
-        bool,
-        _option("Build from the configuration alone, without the weights.", for_source=True),
+        bool, _source_option("Build from the configuration alone, without the weights.")
     ] = False
-    input_text: Annotated[
-        str | None, _option("Text for the model's tokenizer.", for_source=True)
-    ] = None
+    input_text: Annotated[str | None, _source_option("Text for the model's tokenizer.")] = None
     input_shapes: Annotated[
         dict[str, tuple[int, ...]],
-        _option(
+        _source_option(
             "Shape of the main input (1,128), or of an input by name.",
             flags=("--input-shape",),
             aliases=("input_shape",),
             single="",
-            for_source=True,
         ),
     ] = {}
     input_specs: Annotated[
         str | None,
-        _option(
-            "JSON that describes each input, or an .npz with arrays.", is_path=True, for_source=True
-        ),
+        _source_option("JSON that describes each input, or an .npz with arrays.", is_path=True),
     ] = None
 
 
@@ -107,18 +99,15 @@ class ExportOptions(
             flag_help="With auto: try only dynamo, and fail where it fails.",
         ),
     ] = True
-    dynamic: Annotated[
-        bool, _option("Make batch and sequence-like axes symbolic.", for_source=True)
-    ] = False
+    dynamic: Annotated[bool, _source_option("Make batch and sequence-like axes symbolic.")] = False
     dynamic_axes: Annotated[
-        dict[str, dict[int, str]],
-        _option("Symbolic axes by input, each with a name.", for_source=True),
+        dict[str, dict[int, str]], _source_option("Symbolic axes by input, each with a name.")
     ] = {}
     opset_version: Annotated[
         int | None, _option("ONNX opset; the exporter's default if left out.")
     ] = None
     trust_remote_code: Annotated[
-        bool, _option("Run the code that comes with the model.", for_source=True)
+        bool, _source_option("Run the code that comes with the model.")
     ] = False
     torch_nn_exceptions: Annotated[
         str | tuple[str, ...] | None,
@@ -222,12 +211,7 @@ class Option(NamedTuple):
 def options_of(record: type[msgspec.Struct]) -> tuple[Option, ...]:
     """Return the options that a record defines, its own before those of the source.
 
-    Args:
-        record: `ExportOptions`, `SourceOptions` or `CallOptions`; fields of a subclass that are not
-            options are left out.
-
-    Returns:
-        The options.
+    Fields of a subclass that are not options are left out.
     """
     options = []
     for field in msgspec.structs.fields(record):
@@ -240,14 +224,7 @@ def options_of(record: type[msgspec.Struct]) -> tuple[Option, ...]:
 
 
 def recorded_options(options: ExportOptions) -> SourceOptions:
-    """Return what a file records of the options, with the name of `input_specs` for its path.
-
-    Args:
-        options: The options of an export.
-
-    Returns:
-        The options of the source alone.
-    """
+    """Return what a file records of the options: those of the source."""
     # A path of this machine has no meaning elsewhere, and must not leak into the file.
     specs = None if options.input_specs is None else os.path.basename(options.input_specs)
     fields = {name: getattr(options, name) for name in SourceOptions.__struct_fields__}

@@ -19,23 +19,21 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from modelexport.attribution.evidence import Facts
-from modelexport.attribution.module_records import HierarchyMap, build_map, tagged_chunks
+from modelexport.attribution.module_records import build_map
 from modelexport.attribution.strategies import ExportStrategy, Strategy, attribute
 from modelexport.capture.failure import explain_failure
-from modelexport.capture.inputs import check_model_runs
-from modelexport.capture.model_state import EXPORT_LOCK
+from modelexport.capture.inputs import check_model_runs, in_signature_order
+from modelexport.capture.model_state import EXPORT_LOCK, check_model, kind_of_model
 from modelexport.capture.module_tree import read_module_tree, read_program_tree
-from modelexport.capture.torchscript import note_lines
 from modelexport.capture.trace import Baseline
-from modelexport.checks import check_options, graph_files
-from modelexport.errors import (
-    ExportError,
-    ModelExportError,
-    first_line,
+from modelexport.errors import ArgumentError, ExportError, ModelExportError, first_line
+from modelexport.exporters import (
+    AUTO_EXPORTERS,
+    CALL_ORDER_EXPORTERS,
+    Exporter,
+    exporters_accepting,
 )
-from modelexport.exporters import Exporter
-from modelexport.garbage import pause_collector
-from modelexport.graph.flat import flatten
+from modelexport.graph.flat import flatten, pause_collector
 from modelexport.graphml.write import export_graphml
 from modelexport.keywords import ExporterKeywords, ModelKeywords, StrPath
 from modelexport.modules.tags import assign_tags, make_policy
@@ -43,17 +41,21 @@ from modelexport.modules.tree import ModuleTree
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import Transaction, transaction, write_file
 from modelexport.onnx_file.model_file import parse_model
-from modelexport.options import (
-    MODEL_KEYWORDS,
-    CallOptions,
-    ExportOptions,
-    resolve_names,
-)
+from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, resolve_names
 from modelexport.report import ExportReport, Steps, markdown_page, report_path, warn_of_failures
-from modelexport.request import ExportRequest, check_request
-from modelexport.tagged.records import ExportRecord, ModelRecord, encode_sidecar, sidecar_path
+from modelexport.request import ExportRequest, check_options, check_request, graph_files
+from modelexport.tagged.hierarchy_map import HierarchyMap, tagged_chunks
+from modelexport.tagged.records import (
+    ExampleInput,
+    ExportRecord,
+    ModelRecord,
+    encode_sidecar,
+    sidecar_path,
+)
 from modelexport.tagged.strip import scrub_bytes
 from modelexport.tagged.tables import tensor_infos
+from modelexport.verification.feeds import record_example
+from modelexport.verification.pytorch_run import match_inputs
 
 
 def export_model(
@@ -117,24 +119,12 @@ def export_with(
     call: CallOptions,
     verbose: bool,
 ) -> ExportReport:
-    """Export a model with options in their records, without a warning.
+    """Export a model as `export_model` does, with the options in their records, and do not warn.
 
-    Args:
-        model: A module, or a program of `torch.export`.
-        example_inputs: The example inputs, as `export_model` takes them.
-        output_path: The path of the file to write.
-        options: The options; those that say how to load a model have no effect.
-        call: The further keywords of `export_model`.
-        verbose: Let torch print.
-
-    Returns:
-        The report.
-
-    Raises:
-        ModelExportError: As `export_model` does.
+    The options that say how to load a model have no effect.
     """
     request = check_request(model, example_inputs, output_path, options, call, verbose)
-    target, steps = request.paths.onnx, Steps(call.on_step)
+    target, steps = request.target, Steps(call.on_step)
     temp_dir = None if options.temp_dir is None else Path(options.temp_dir)
     with EXPORT_LOCK, transaction(target.parent, temp_dir) as stage:
         with steps.step("read the module tree"):
@@ -157,9 +147,9 @@ def export_with(
         stage.publish(model_file, target.name)
         stage.commit()
     report = _write_graph_text(report, request, exported)
-    if request.paths.graphml is not None:
+    if request.graphml is not None:
         with steps.step("write the GraphML"):
-            report = _write_graphml(report, request.paths.graphml, options.graphml_parameters)
+            report = _write_graphml(report, request.graphml, options.graphml_parameters)
     return report
 
 
@@ -195,7 +185,7 @@ def _export_baseline(
     for strategy, exporter in request.attempts:
         # Exporters need torch, so that `exporters.py` only names the module that runs each.
         capture = importlib.import_module(exporter.capture)
-        path = stage.subfolder(exporter.name) / request.paths.onnx.name
+        path = stage.subfolder(exporter.name) / request.target.name
         try:
             with steps.step(f"export with torch ({exporter.name})"):
                 baseline: Baseline = capture.export(
@@ -212,23 +202,16 @@ def _export_baseline(
             failures.append((exporter.name, error))
         else:
             reason = explain_failure(failures[0][1]).line if failures else None
-            return _finish_baseline(request.options.scrub, strategy, exporter, reason, baseline)
+            if not request.options.scrub:
+                return _Exported(strategy, exporter, reason, baseline, baseline.data)
+            # After the kind of its error, torch may quote the model's code.
+            reason = None if reason is None else reason.partition(":")[0]
+            return _Exported(strategy, exporter, reason, baseline, scrub_bytes(baseline.data))
     raise ExportError(
         "torch cannot export this model" + (" with either exporter" if len(failures) > 1 else ""),
         hint="verbose=True or -v shows what torch printed",
         details=[line for name, error in failures for line in explain_failure(error).lines(name)],
     ) from failures[0][1]
-
-
-def _finish_baseline(
-    scrub: bool, strategy: Strategy, exporter: Exporter, reason: str | None, baseline: Baseline
-) -> _Exported:
-    """Take out what identifies the exporting machine, if that is wanted."""
-    if not scrub:
-        return _Exported(strategy, exporter, reason, baseline, baseline.data)
-    # After the kind of its error, torch may quote the model's code.
-    kind = None if reason is None else reason.partition(":")[0]
-    return _Exported(strategy, exporter, kind, baseline, scrub_bytes(baseline.data))
 
 
 def _make_records(
@@ -237,7 +220,7 @@ def _make_records(
     """Describe the model and the export, as the file and the sidecar record them."""
     call, root = request.call, tree[""].qualified_class
     opset = next((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), 0)
-    model = ModelRecord(root, call.source or root, request.paths.onnx.name, opset, proto.ir_version)
+    model = ModelRecord(root, call.source or root, request.target.name, opset, proto.ir_version)
     export = ExportRecord(
         strategy=exported.strategy.name,
         exporter=exported.exporter.name,
@@ -250,9 +233,26 @@ def _make_records(
         outputs=tensor_infos(proto.graph.output),
         dropped_outputs=exported.baseline.dropped_outputs,
         versions=_versions(),
+        example_inputs=_record_inputs(request, exported.exporter.name, proto),
         scrubbed=request.options.scrub or msgspec.UNSET,
     )
     return model, export
+
+
+def _record_inputs(
+    request: ExportRequest, exporter: str, proto: onnx.ModelProto
+) -> dict[str, ExampleInput]:
+    """Record the example inputs by the names of the graph, for commands that run the file."""
+    model, inputs = request.model, request.inputs
+    if not isinstance(model, nn.Module):
+        return {}
+    if exporter not in CALL_ORDER_EXPORTERS:
+        inputs = in_signature_order(model, inputs)
+    try:
+        arrays = match_inputs(proto.graph, model, inputs)
+    except (ArgumentError, KeyError):  # inputs that are nested, or of a type numpy lacks
+        return {}
+    return {name: record_example(array) for name, array in arrays.items()}
 
 
 @functools.cache
@@ -268,7 +268,7 @@ def _write_files(
     for name, path in sorted(exported.baseline.files.items()):
         stage.publish(path, name)
     sidecar = stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)])
-    stage.publish(sidecar, sidecar_path(request.paths.onnx).name)
+    stage.publish(sidecar, sidecar_path(request.target).name)
     data = exported.data
     return stage.write("model", [data] if request.options.clean else tagged_chunks(data, hierarchy))
 
@@ -276,7 +276,11 @@ def _write_files(
 def _make_report(
     request: ExportRequest, exported: _Exported, hierarchy: HierarchyMap, steps: Steps
 ) -> ExportReport:
-    target, options = request.paths.onnx, request.options
+    target, options = request.target, request.options
+    notes = (
+        note.text if options.scrub else f"{note.location}: {note.text}"
+        for note in exported.baseline.tracer_notes
+    )
     return ExportReport(
         requested=str(options.strategy),
         strategy=exported.strategy.name,
@@ -287,7 +291,7 @@ def _make_report(
         data_paths=tuple(target.parent / name for name in sorted(exported.baseline.files)),
         hierarchy=hierarchy.sidecar,
         timings=steps.timings,
-        notes=note_lines(exported.baseline.tracer_notes, with_locations=not options.scrub),
+        notes=tuple(dict.fromkeys(notes)),
         report_path=report_path(target) if options.with_report else None,
     )
 
@@ -354,3 +358,24 @@ class HierarchyExporter:
         given = resolve_names(options, MODEL_KEYWORDS, also=("verbose",))
         merged = {"strategy": self.strategy, **self.options, **given}
         return export_model(model, example_inputs, output_path, **merged)
+
+
+def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:
+    """Recommend a strategy for a model.
+
+    Args:
+        model: A module, or a program of `torch.export`.
+
+    Returns:
+        The name of the strategy, and the reason.
+
+    Raises:
+        ArgumentTypeError: It is not a model.
+    """
+    kind = kind_of_model(check_model(model))
+    able = exporters_accepting(kind)
+    if len(able) == 1:
+        return able[0].strategy, f"it is {kind}, which only the {able[0].name} exporter takes"
+    first, *others = AUTO_EXPORTERS
+    fallback = "".join(f"; auto falls back to {one.strategy} where it fails" for one in others)
+    return first.strategy, f"{first.reason}{fallback}"

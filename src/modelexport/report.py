@@ -85,11 +85,7 @@ class ExportReport(msgspec.Struct, frozen=True):
         return self.hierarchy.export.dropped_outputs
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON values.
-
-        Returns:
-            The sections `summary`, `files`, `statistics` and `timings`.
-        """
+        """Return the sections `summary`, `files`, `statistics` and `timings` as JSON values."""
         statistics = self.hierarchy.statistics
         return {
             "summary": {
@@ -109,9 +105,9 @@ class ExportReport(msgspec.Struct, frozen=True):
                 "onnx": str(self.onnx_path),
                 "sidecar": str(self.sidecar_path),
                 "data": [str(path) for path in self.data_paths],
-                "report": _text(self.report_path),
-                "graphml": _text(self.graphml_path),
-                "graphml_data": _text(self.graphml_data_path),
+                "report": self.report_path and str(self.report_path),
+                "graphml": self.graphml_path and str(self.graphml_path),
+                "graphml_data": self.graphml_data_path and str(self.graphml_data_path),
             },
             "statistics": msgspec.to_builtins(statistics),
             "timings": dict(self.timings),
@@ -121,16 +117,8 @@ class ExportReport(msgspec.Struct, frozen=True):
         return self.to_dict()[key]
 
 
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
-
-
 def warn_of_failures(report: ExportReport) -> None:
-    """Warn the caller's caller of a fallback, and of a GraphML that could not be written.
-
-    Args:
-        report: The report of an export that succeeded otherwise.
-    """
+    """Warn the caller's caller of a fallback, and of a GraphML that could not be written."""
     if report.graphml_error is not None:
         message = f"the GraphML could not be written: {report.graphml_error}"
         warnings.warn(message, GraphmlWarning, stacklevel=3)
@@ -147,11 +135,7 @@ class Steps:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Measure the block as one step.
-
-        Args:
-            name: The name of the step; times of the same name add up.
-        """
+        """Measure the block as one step; times of the same name add up."""
         if self._listener is not None:
             self._listener(name)
         start = time.perf_counter()
@@ -167,26 +151,12 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069`|<>]")
 
 
 def report_path(onnx_path: Path) -> Path:
-    """Return the path of the page that belongs to a model file.
-
-    Args:
-        onnx_path: The path of the model.
-
-    Returns:
-        `<stem>_report.md` beside it.
-    """
+    """Return the path of the page that belongs to a model file: `<stem>_report.md` beside it."""
     return onnx_path.with_name(f"{onnx_path.stem}_report.md")
 
 
 def markdown_page(report: ExportReport) -> str:
-    """Render a report as Markdown.
-
-    Args:
-        report: The report.
-
-    Returns:
-        The page.
-    """
+    """Render a report as a page of Markdown."""
     return "\n".join(_page(report)) + "\n"
 
 
@@ -199,25 +169,24 @@ def _page(report: ExportReport) -> Iterator[str]:
     steps = [(name, f"{seconds:.3f}") for name, seconds in report.timings.items()]
     total = ("**total**", f"**{sum(report.timings.values()):.3f}**")
     yield from _section("Steps", _table(("step", "seconds"), [*steps, total]))
-    ends = [("input", info) for info in hierarchy.export.inputs] + [
-        ("output", info) for info in hierarchy.export.outputs
-    ]
-    yield from _section(
-        "Inputs and outputs", _table(("", "name", "type", "shape"), [_end(*end) for end in ends])
-    )
+    values = [("input", info) for info in hierarchy.export.inputs]
+    values += [("output", info) for info in hierarchy.export.outputs]
+    rows = [_value_row(kind, info) for kind, info in values]
+    yield from _section("Inputs and outputs", _table(("", "name", "type", "shape"), rows))
     if report.dropped_outputs:
         dropped = [f"- {_code(name)}" for name in report.dropped_outputs]
         yield from _section("Dropped outputs", ["Not tensors, so not in the graph:", "", *dropped])
     if report.notes:
-        warned = [f"- {_escape(note)}" for note in report.notes]
-        yield from _section(
-            "Notes", ["torch's tracer kept values of the example inputs as constants:", "", *warned]
-        )
+        notes = [f"- {_escape(note)}" for note in report.notes]
+        title = "torch's tracer kept values of the example inputs as constants:"
+        yield from _section("Notes", [title, "", *notes])
     yield from _section("Modules", _tree(hierarchy.modules))
     yield from _section(
         "Coverage by evidence", _table(("evidence", "nodes", "share"), _evidence(hierarchy))
     )
-    yield from _section("Tags", _table(("tag", "nodes"), _tags(hierarchy)))
+    counts = Counter(record.tag for record in hierarchy.nodes.values() if record.tag is not None)
+    tags = [(_code(tag), str(count)) for tag, count in sorted(counts.items())]
+    yield from _section("Tags", _table(("tag", "nodes"), tags))
     for status, title in (("absorbed", "Absorbed modules"), ("unused", "Unused modules")):
         rows = [
             (_code(path), _code(record.class_))
@@ -226,7 +195,7 @@ def _page(report: ExportReport) -> Iterator[str]:
         ]
         if rows:
             yield from _section(title, [_STATUS[status], "", *_table(("module", "class"), rows)])
-    versions = [(name, version) for name, version in hierarchy.export.versions.items()]
+    versions = hierarchy.export.versions.items()
     yield from _section("Versions", _table(("package", "version"), versions))
 
 
@@ -242,22 +211,17 @@ def _summary(report: ExportReport) -> Iterator[Sequence[str]]:
     hierarchy = report.hierarchy
     statistics = hierarchy.statistics
     yield "source", _code(hierarchy.model.source)
-    yield (
-        "strategy",
-        report.strategy
-        if report.strategy == report.requested
-        else f"{report.strategy} ({report.requested} was asked for)",
-    )
+    is_requested = report.strategy == report.requested
+    request = "" if is_requested else f" ({report.requested} was asked for)"
+    yield "strategy", f"{report.strategy}{request}"
     yield "exporter", report.exporter
     if report.fallback_reason is not None:
         yield f"{AUTO_EXPORTERS[0].name} failed", _escape(report.fallback_reason)
     if hierarchy.export.inputs_from is not None:
         yield "inputs from", _escape(hierarchy.export.inputs_from)
     yield "opset", str(hierarchy.model.opset)
-    yield (
-        "nodes",
-        f"{statistics.nodes}, {statistics.tagged_nodes} tagged ({statistics.coverage:.1%})",
-    )
+    tagged = f"{statistics.tagged_nodes} tagged ({statistics.coverage:.1%})"
+    yield "nodes", f"{statistics.nodes}, {tagged}"
     yield "auxiliary nodes", str(statistics.auxiliary_nodes)
     yield "tags", str(statistics.tags)
     status = ", ".join(f"{count} {name}" for name, count in statistics.module_status.items())
@@ -269,13 +233,9 @@ def _summary(report: ExportReport) -> Iterator[Sequence[str]]:
     yield "files", ", ".join(_code(path.name) for path in files)
 
 
-def _end(kind: str, info: TensorInfo) -> Sequence[str]:
-    return (
-        kind,
-        _code(info.name),
-        info.dtype,
-        " x ".join("?" if dim is None else str(dim) for dim in info.shape),
-    )
+def _value_row(kind: str, info: TensorInfo) -> Sequence[str]:
+    shape = " x ".join("?" if dim is None else str(dim) for dim in info.shape)
+    return kind, _code(info.name), info.dtype, shape
 
 
 def _tree(modules: dict[str, ModuleRecord]) -> Iterator[str]:
@@ -297,19 +257,14 @@ def _tree(modules: dict[str, ModuleRecord]) -> Iterator[str]:
 def _evidence(hierarchy: Sidecar) -> Iterator[Sequence[str]]:
     statistics = hierarchy.statistics
     methods = sorted(statistics.methods.items(), key=lambda item: -item[1])
-    bare = statistics.nodes - statistics.tagged_nodes
-    for name, count in [*methods, *([("none", bare)] if bare else [])]:
-        yield name, str(count), f"{count / statistics.nodes:.1%}"
+    for name, count in [*methods, ("none", statistics.nodes - statistics.tagged_nodes)]:
+        if count:
+            yield name, str(count), f"{count / statistics.nodes:.1%}"
 
 
-def _tags(hierarchy: Sidecar) -> list[Sequence[str]]:
-    counts = Counter(record.tag for record in hierarchy.nodes.values() if record.tag is not None)
-    return [(_code(tag), str(count)) for tag, count in sorted(counts.items())]
-
-
-def _section(title: str, body: Iterable[str]) -> Iterator[str]:
+def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
     yield from ("", f"## {title}", "")
-    yield from body
+    yield from lines
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

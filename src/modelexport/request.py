@@ -1,37 +1,44 @@
-"""The arguments of one export, checked before anything is run or written."""
+"""The arguments of one export, checked before anything is run or written.
+
+torch is imported by the functions that get a model: options and paths are checked before that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
-from torch import nn
-from torch.export import ExportedProgram
 
 from modelexport.attribution.strategies import ExportStrategy, Strategy, find_strategy
-from modelexport.capture.inputs import ModelInputs, bind_inputs, parse_inputs
-from modelexport.capture.model_state import check_has_weights, exceeds_one_file, unwrap_model
 from modelexport.capture.trace import TorchOptions
-from modelexport.checks import OutputPaths, check_options, check_outputs, graph_files
-from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
+from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, describe_type
 from modelexport.exporters import (
     AUTO_EXPORTERS,
+    GRAPH_OPTIONS,
     Exporter,
     ModelKind,
     exporters_accepting,
     find_exporter,
 )
-from modelexport.keywords import StrPath
+from modelexport.graphml.format import check_graphml, check_mode, data_path
+from modelexport.modules.tags import make_policy
+from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.options import CallOptions, ExportOptions
+from modelexport.report import report_path
+from modelexport.tagged.records import sidecar_path
+from modelexport.tagged.strip import check_no_graph_text
 
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.export import ExportedProgram
 
-class Attempt(NamedTuple):
-    """A strategy to try, with the exporter to use."""
+    from modelexport.capture.inputs import ModelInputs
 
-    strategy: Strategy
-    exporter: Exporter
+Attempt = tuple[Strategy, Exporter]
+"""A strategy to try, with the exporter to use."""
 
 
 class ExportRequest(msgspec.Struct, frozen=True):
@@ -39,7 +46,10 @@ class ExportRequest(msgspec.Struct, frozen=True):
 
     model: nn.Module | ExportedProgram
     inputs: ModelInputs
-    paths: OutputPaths
+    target: Path
+    """The file of the model."""
+    graphml: Path | None
+    """The file of its GraphML, if one is wanted."""
     options: ExportOptions
     call: CallOptions
     torch_options: TorchOptions
@@ -49,33 +59,25 @@ class ExportRequest(msgspec.Struct, frozen=True):
 def check_request(
     model: object,
     example_inputs: Any,
-    output_path: StrPath,
+    output_path: object,
     options: ExportOptions,
     call: CallOptions,
     verbose: bool,
 ) -> ExportRequest:
-    """Check all arguments of an export.
-
-    Args:
-        model: The model.
-        example_inputs: The example inputs, as `export_model` takes them.
-        output_path: The path of the file to write.
-        options: The options.
-        call: The further keywords of `export_model`.
-        verbose: Let torch print.
-
-    Returns:
-        The request, ready to be carried out.
+    """Check all arguments of an export, as `export_model` takes them.
 
     Raises:
         ArgumentError: A value cannot work.
         ArgumentTypeError: A value has the wrong type.
         FileError: A file cannot be written.
     """
-    paths = check_outputs(output_path, options)
+    target, graphml = check_outputs(output_path, options)
     check_options(options)
-    module = _check_model(model)
-    inputs = _check_inputs(module, example_inputs)
+    from modelexport.capture.inputs import read_inputs
+    from modelexport.capture.model_state import check_model, exceeds_one_file, kind_of_model
+
+    module = check_model(model)
+    inputs = read_inputs(module, example_inputs)
     torch_options = TorchOptions(
         optimize=options.optimize,
         opset_version=options.opset_version,
@@ -87,33 +89,85 @@ def check_request(
         with_graph_text=bool(graph_files(options)),
     )
     attempts = _plan_attempts(options)
-    if isinstance(module, ExportedProgram):
+    if kind_of_model(module) is ModelKind.PROGRAM:
         attempts = _keep_for_programs(attempts, call.dynamic_shapes)
     elif options.external_data is False and exceeds_one_file(module):
         raise ArgumentError(
             "the weights do not fit into one file: the limit is 2 GiB",
             hint="leave external_data out",
         )
-    _check_opset(options.opset_version, attempts[0].exporter)
-    return ExportRequest(module, inputs, paths, options, call, torch_options, attempts)
+    _check_opset(options.opset_version, attempts[0][1])
+    return ExportRequest(module, inputs, target, graphml, options, call, torch_options, attempts)
 
 
-def _check_model(model: object) -> nn.Module | ExportedProgram:
-    if not isinstance(model, nn.Module | ExportedProgram):
-        raise ArgumentTypeError(
-            f"the model is {describe_type(model)}, not a torch.nn.Module",
-            hint="pass the model object itself; call a class first, and load a path first",
+def graph_files(options: ExportOptions) -> dict[str, str]:
+    """Return the given files for the text form of an exporter's graph, by option."""
+    given = {name: getattr(options, name) for name in GRAPH_OPTIONS}
+    return {name: path for name, path in given.items() if path is not None}
+
+
+def check_options(options: ExportOptions) -> None:
+    """Raise for options that cannot work, whatever the model is.
+
+    Raises:
+        ArgumentError: A value is out of range or unknown, or two options exclude each other.
+        ArgumentTypeError: A value has the wrong type.
+    """
+    if options.strategy != ExportStrategy.AUTO:
+        find_strategy(options.strategy)
+    if options.exporter is not None:
+        find_exporter(options.exporter)
+    if options.dynamic and options.dynamic_axes:
+        raise ArgumentError(
+            "--dynamic chooses the axes that --dynamic-axes sets", hint="give one of them"
         )
-    check_has_weights(model)
-    return unwrap_model(model) if isinstance(model, nn.Module) else model
+    if any(size < 1 for shape in options.input_shapes.values() for size in shape):
+        raise ArgumentError(
+            "a shape has a size below 1", hint="write it as 1,128 or input_ids=1,128"
+        )
+    check_mode(options.graphml_parameters)
+    check_no_graph_text(options.scrub, *graph_files(options).values())
+    make_policy(options.torch_nn_exceptions, options.include, options.exclude, options.max_depth)
 
 
-def _check_inputs(model: nn.Module | ExportedProgram, example_inputs: Any) -> ModelInputs:
-    if not isinstance(model, ExportedProgram):
-        return bind_inputs(model, parse_inputs(example_inputs))
-    if example_inputs is not None:
-        raise ArgumentError("a program has its own inputs", hint="pass None as example_inputs")
-    return ModelInputs((), {})
+def check_outputs(output_path: object, options: ExportOptions) -> tuple[Path, Path | None]:
+    """Return the paths of the model and of its GraphML, if every file can be written.
+
+    Raises:
+        ArgumentError: A path is unsuitable, or one file would overwrite another.
+        ArgumentTypeError: A path is not a path.
+        FileError: A folder does not exist or cannot be written to.
+    """
+    target, graphml = check_output_path(output_path), None
+    if options.with_graphml or options.graphml_output is not None:
+        graphml = check_graphml(target, options.graphml_output, options.graphml_parameters)
+    written = {path.resolve(): path for path in _written(target, graphml, options.with_report)}
+    for graph_file in graph_files(options).values():
+        _check_graph_file(check_output_path(graph_file, suffix=""), written)
+    return target, graphml
+
+
+def _written(target: Path, graphml: Path | None, with_report: bool) -> Iterator[Path]:
+    yield from (target, sidecar_path(target), target.with_name(f"{target.name}.data"))
+    if with_report:
+        yield report_path(target)
+    if graphml is not None:
+        yield from (graphml, data_path(graphml))
+
+
+def _check_graph_file(path: Path, written: dict[Path, Path]) -> None:
+    if path.resolve() in written:
+        name = written[path.resolve()].name
+        raise ArgumentError(
+            f"the graph file {path} would overwrite {name}, which the export writes",
+            hint="choose another file",
+        )
+    # A pipe or a device has no temporary file beside it: its folder need not be writable.
+    special = path.exists() and not path.is_file()
+    if not special and not os.access(path.parent, os.W_OK):
+        raise FileError(
+            f"cannot write to {path.parent}", hint="choose a folder that you may write to"
+        )
 
 
 def _check_names(names: Sequence[str] | None, argument: str) -> list[str] | None:
@@ -146,9 +200,9 @@ def _plan_attempts(options: ExportOptions) -> tuple[Attempt, ...]:
     forced = None if options.exporter is None else find_exporter(options.exporter)
     if options.strategy != ExportStrategy.AUTO:
         strategy = find_strategy(options.strategy)
-        return (Attempt(strategy, forced or find_exporter(strategy.exporter)),)
+        return ((strategy, forced or find_exporter(strategy.exporter)),)
     tried = AUTO_EXPORTERS if forced is None else (forced,)
-    attempts = tuple(Attempt(find_strategy(one.strategy), one) for one in tried)
+    attempts = tuple((find_strategy(one.strategy), one) for one in tried)
     return attempts if options.fallback else attempts[:1]
 
 
@@ -159,36 +213,10 @@ def _keep_for_programs(attempts: tuple[Attempt, ...], dynamic_shapes: Any) -> tu
             "a program's shapes are fixed", hint="choose the dynamic ones in torch.export.export"
         )
     able = exporters_accepting(ModelKind.PROGRAM)
-    kept = tuple(attempt for attempt in attempts if attempt.exporter in able)
+    kept = tuple(attempt for attempt in attempts if attempt[1] in able)
     if not kept:
         raise ArgumentError(
             f"only the {' or '.join(one.name for one in able)} exporter takes a program",
             hint=f"use strategy {able[0].strategy} or auto",
         )
     return kept
-
-
-def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:
-    """Recommend a strategy for a model.
-
-    Args:
-        model: A module, or a program of `torch.export`.
-
-    Returns:
-        The name of the strategy, and the reason.
-
-    Raises:
-        ArgumentTypeError: It is not a model.
-    """
-    model = _check_model(model)
-    kind = ModelKind.MODULE
-    if isinstance(model, ExportedProgram):
-        kind = ModelKind.PROGRAM
-    elif isinstance(model, torch.jit.ScriptModule):
-        kind = ModelKind.SCRIPT
-    able = exporters_accepting(kind)
-    if len(able) == 1:
-        return able[0].strategy, f"it is {kind}, which only the {able[0].name} exporter takes"
-    first, *others = AUTO_EXPORTERS
-    fallback = "".join(f"; auto falls back to {one.strategy} where it fails" for one in others)
-    return first.strategy, f"{first.reason}{fallback}"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import msgspec
 
-from modelexport.checks import check_options, check_outputs, graph_files
 from modelexport.errors import ArgumentTypeError
 from modelexport.exporters import EXPORTERS, find_exporter
 from modelexport.keywords import SourceKeywords, StrPath
@@ -21,10 +20,7 @@ from modelexport.options import (
     resolve_names,
 )
 from modelexport.report import ExportReport, warn_of_failures
-
-if TYPE_CHECKING:
-    from modelexport.source.dynamic_axes import PreparedInputs
-    from modelexport.source.load import LoadedModel
+from modelexport.request import check_options, check_outputs, graph_files
 
 _SEED = 0
 """Random weights and inputs are drawn with it, so that the same command writes the same file."""
@@ -84,67 +80,46 @@ def run_export(
     on_step: Callable[[str], None] | None = None,
     verbose: bool = False,
 ) -> SourceExport:
-    """Load a model, make its example inputs and export it, without a warning.
+    """Load and export a model as `export_source` does, with the options in their record.
 
-    Args:
-        spec: What names the model.
-        output: The path of the file to write.
-        options: All options.
-        on_step: Called with the name of each step as it begins.
-        verbose: Let torch print.
-
-    Returns:
-        The report and notes.
-
-    Raises:
-        ModelExportError: As `export_source` does.
+    It does not warn: the notes are returned beside the report.
     """
     check_options(options)
     check_outputs(output, options)
     step = on_step or (lambda _: None)
     step("load torch and the model")
     # Only here, so that mistakes in the options are reported before seconds of imports.
-    from modelexport.source.dynamic_axes import as_input_error, open_source, prepare_inputs
+    from modelexport.pipeline import export_with
+    from modelexport.source import dynamic_axes
     from modelexport.source.example_inputs import InputRequest
 
-    specs = None if options.input_specs is None else Path(options.input_specs)
-    request = InputRequest(specs, options.input_text, options.input_shapes)
-    recorded = recorded_options(options)
-    source = open_source(spec, recorded, options.trust_remote_code, _SEED)
-    with as_input_error(request != InputRequest() or source.inputs is not None):
-        step("make example inputs")
-        prepared = prepare_inputs(source, request, options.dynamic, options.dynamic_axes, _SEED)
+    def export(dynamic_shapes: Any = None) -> ExportReport:
         call = CallOptions(
+            dynamic_shapes=dynamic_shapes,
             on_step=step,
             source=source.name,
             inputs_from=prepared.origin,
             source_options=recorded,
             seed=_SEED,
         )
-        report, notes = _export_prepared(source, prepared, output, options, call, verbose)
-    return SourceExport(report, (*source.notes, *notes, *_idle_options(options, report)))
+        return export_with(source.model, prepared.inputs, output, options, call, verbose)
 
-
-def _export_prepared(
-    source: LoadedModel,
-    prepared: PreparedInputs,
-    output: str,
-    options: ExportOptions,
-    call: CallOptions,
-    verbose: bool,
-) -> tuple[ExportReport, list[str]]:
-    """Export a loaded model, and say which of its dynamic axes the exporter fixed."""
-    from modelexport.pipeline import export_with
-    from modelexport.source.dynamic_axes import export_dynamic
-
-    def export(dynamic_shapes: Any = None) -> ExportReport:
-        shaped = msgspec.structs.replace(call, dynamic_shapes=dynamic_shapes)
-        return export_with(source.model, prepared.inputs, output, options, shaped, verbose)
-
-    if prepared.axes is None:
-        return export(), []
-    step = call.on_step or (lambda _: None)
-    return export_dynamic(export, source.model, prepared, may_drop=options.dynamic, on_step=step)
+    specs = None if options.input_specs is None else Path(options.input_specs)
+    request = InputRequest(specs, options.input_text, options.input_shapes)
+    recorded = recorded_options(options)
+    source = dynamic_axes.open_source(spec, recorded, options.trust_remote_code, _SEED)
+    with dynamic_axes.as_input_error(request != InputRequest() or source.inputs is not None):
+        step("make example inputs")
+        prepared = dynamic_axes.prepare_inputs(
+            source, request, options.dynamic, options.dynamic_axes, _SEED
+        )
+        if prepared.axes is None:
+            report, fixed_axes = export(), list[str]()
+        else:
+            report, fixed_axes = dynamic_axes.export_dynamic(
+                export, source.model, prepared, may_drop=options.dynamic, on_step=step
+            )
+    return SourceExport(report, (*source.notes, *fixed_axes, *_idle_options(options, report)))
 
 
 def _idle_options(options: ExportOptions, report: ExportReport) -> list[str]:
@@ -169,11 +144,8 @@ def _idle_options(options: ExportOptions, report: ExportReport) -> list[str]:
 def source_files(spec: str) -> list[Path]:
     """Return the files that the name of a model stands for.
 
-    Args:
-        spec: A folder, a file, or a factory in a file.
-
-    Returns:
-        The files of the folder, or the one file; nothing for a folder that cannot be read.
+    Those of a folder, or the one file, also of a factory in it; none for a folder that cannot be
+    read.
     """
     path = Path(spec)
     if ".py:" in spec and not path.exists():

@@ -18,8 +18,7 @@ from torch import nn
 import modelexport
 from damage import Damage, copied, edit, edit_sidecar, everything, net
 from modelexport.analysis.findings import Code
-from modelexport.analysis.repair import Repair
-from modelexport.analysis.validate import Validation, validate
+from modelexport.analysis.validate import Repair, Validation, validate
 from modelexport.errors import FileError, FormatError
 from modelexport.graph.flat import flatten
 from modelexport.tagged.records import METADATA_KEY, sidecar_path

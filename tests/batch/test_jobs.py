@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from modelexport.batch.executors import make_executor
 from modelexport.batch.jobs import as_bytes, given_jobs, read_jobs
 from modelexport.batch.results import JobResult, ResultsFile, job_digest
-from modelexport.batch.run import choose_workers
+from modelexport.batch.run import choose_workers, make_executor
 from modelexport.cli.main import main
 from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError, SourceError
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import modelexport
 from architectures import ARCHITECTURES
+from modelexport.capture.hooks import OutputFilter
 from modelexport.capture.inputs import ModelInputs, bind_inputs, check_model_runs, parse_inputs
 from modelexport.capture.model_state import preserve_model, silence_torch
-from modelexport.capture.outputs import OutputFilter
 from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError
 from proof import hooks_of
 from zoo import ZOO

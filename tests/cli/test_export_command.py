@@ -376,7 +376,7 @@ def test_progress_goes_to_stderr_as_plain_lines(demo: Path, tmp_path: Path) -> N
 
 
 def test_siblings_are_drawn_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from modelexport.cli.summary import show_summary
+    from modelexport.cli.export import show_summary
     from zoo import Block
 
     class Tower(nn.Module):

@@ -20,8 +20,8 @@ from click.testing import CliRunner, Result
 
 import modelexport
 from damage import copied, edit, net
+from modelexport.cli.export import show_summary
 from modelexport.cli.main import COMMANDS, main
-from modelexport.cli.summary import show_summary
 from zoo import distinct
 
 pytestmark = pytest.mark.integration

@@ -1,10 +1,12 @@
 """Kill a run at many points, and compare each outcome with what is allowed.
 
-`python driver.py SCENARIO WAY KILLS FOLDER` prints a JSON record. The run happens in a fork of this
-process, which has torch loaded, so that a kill costs a fraction of a second. WAY is how the run
-ends: `injected`, by SIGKILL before each of its file operations in turn; `timed`, by SIGKILL at a
-random moment; `interrupted`, by SIGINT at a random moment; `rivals`, by SIGKILL at a random moment
-while another run writes the same output. The moments are drawn with a fixed seed.
+`python driver.py SCENARIO MODE KILLS FOLDER` prints a JSON record. The run happens in a fork of
+this process, which has torch loaded, so that a kill costs a fraction of a second. MODE is how the
+run ends: `injected`, by SIGKILL before each of its file operations in turn; `killed`, by SIGKILL at
+a random point; `interrupted`, by SIGINT at a random point; `rivals`, by SIGKILL at a random point
+while another run writes the same output. A point is an audit event of Python; the run announces it
+and goes on, so that the signal arrives at any instruction after it. The points are drawn with a
+fixed seed, and no clock is involved.
 
 A killed run may leave one hidden work folder. The next run in the folder removes it; from then on
 the outputs are the earlier ones, or all of them are the new ones.
@@ -19,7 +21,6 @@ import random
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ import modelexport
 from modelexport.onnx_file.atomic_write import PREFIX, transaction
 
 Snapshot = dict[str, str]
-_EVENTS = ("open", "os.", "shutil.", "fcntl.")
+_FILE_EVENTS = ("open", "os.", "shutil.", "fcntl.")
 _SEED = 17
 
 
@@ -105,16 +106,22 @@ def snapshot(folder: Path) -> Snapshot:
     }
 
 
-def forked(act: Callable[[], None]) -> int:
+def fork(act: Callable[[], None], hook: Callable[[str, tuple[Any, ...]], None]) -> int:
+    """Run something in a fork, with an audit hook; return the process id."""
     child = os.fork()
     if child == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
         code = 1
         try:
-            act()
-            code = 0
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            try:
+                sys.addaudithook(hook)
+                act()
+                code = 0
+            except BaseException:
+                # Handled, as a command handles it: the traceback keeps generators open, and they
+                # clean up when it is released.
+                pass
         finally:
             os._exit(code)
     return child
@@ -133,7 +140,7 @@ class Kills:
         scenario.prepare()
         shutil.copytree(folder, self.pristine)
         self.before = snapshot(folder)
-        self.after, self.seconds, self.events = self._complete(1)
+        self.after, self.file_events, self.events = self._complete(1)
         self.rival = self._complete(2)[0] if scenario.name != "repair" else self.after
         self.random = random.Random(_SEED)
         self.record: dict[str, Any] = dict.fromkeys(("kills", "before", "after", "left"), 0)
@@ -143,60 +150,60 @@ class Kills:
         shutil.rmtree(self.folder)
         shutil.copytree(self.pristine, self.folder)
 
-    def _complete(self, seed: int) -> tuple[Snapshot, float, int]:
-        """Run undisturbed; return the files, the seconds, and the number of file operations."""
+    def _complete(self, seed: int) -> tuple[Snapshot, int, int]:
+        """Run undisturbed; return the files, and the numbers of file operations and of events."""
         self._reset()
         reader, writer = os.pipe()
+        file_events, events = Counter(self.folder), Counter()
 
         def act() -> None:
-            counter = _Counter(self.folder, last=None)
-            sys.addaudithook(counter)
-            start = time.monotonic()
+            sys.addaudithook(events)
             self.scenario.act(seed)
-            os.write(writer, json.dumps([time.monotonic() - start, counter.count]).encode())
+            os.write(writer, json.dumps([file_events.count, events.count]).encode())
 
-        _, status = os.waitpid(forked(act), 0)
+        _, status = os.waitpid(fork(act, file_events), 0)
         assert status == 0, "the run itself fails"
-        seconds, events = json.loads(os.read(reader, 1000))
+        counts = json.loads(os.read(reader, 1000))
         assert modelexport.validate(self.scenario.target).valid
-        return snapshot(self.folder), seconds, events
+        return snapshot(self.folder), *counts
 
     def injected(self, kills: int) -> None:
         """Kill before each file operation; if there are more than kills, spread over all."""
-        for number in range(min(kills, self.events)):
-            last = number * self.events // min(kills, self.events)
-
-            def act(last: int = last) -> None:
-                sys.addaudithook(_Counter(self.folder, last))
-                self.scenario.act()
-
+        for number in range(min(kills, self.file_events)):
+            last = number * self.file_events // min(kills, self.file_events)
             self._reset()
-            _, status = os.waitpid(forked(act), 0)
+            hook = Counter(self.folder, last, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            _, status = os.waitpid(fork(self.scenario.act, hook), 0)
             self._judge(f"operation {last}", os.WIFSIGNALED(status), (self.before, self.after))
 
-    def timed(self, kills: int, number: signal.Signals = signal.SIGKILL) -> None:
+    def killed(self, kills: int, number: signal.Signals = signal.SIGKILL) -> None:
         for _ in range(kills):
-            moment = self.random.uniform(0, self.seconds * 1.1)
             self._reset()
-            child = forked(self.scenario.act)
-            time.sleep(moment)
-            os.kill(child, number)
-            os.waitpid(child, 0)
-            self._judge(f"after {moment:.4f} s", True, (self.before, self.after))
+            point = self._start_and_signal(number)
+            self._judge(f"event {point}", True, (self.before, self.after))
 
     def interrupted(self, kills: int) -> None:
-        self.timed(kills, signal.SIGINT)
+        self.killed(kills, signal.SIGINT)
 
     def rivals(self, kills: int) -> None:
         for _ in range(kills):
-            moment = self.random.uniform(0, self.seconds * 2.2)
             self._reset()
-            first, second = forked(self.scenario.act), forked(lambda: self.scenario.act(2))
-            time.sleep(moment)
-            os.kill(first, signal.SIGKILL)
-            os.waitpid(first, 0)
-            _, status = os.waitpid(second, 0)
-            self._judge(f"after {moment:.4f} s", status == 0, (self.rival, self.after))
+            rival = fork(lambda: self.scenario.act(2), lambda *_: None)
+            point = self._start_and_signal(signal.SIGKILL)
+            _, status = os.waitpid(rival, 0)
+            self._judge(f"event {point}", status == 0, (self.rival, self.after))
+
+    def _start_and_signal(self, number: signal.Signals) -> int:
+        """Start a run, send it a signal after a random event, and wait for its end."""
+        point = self.random.randrange(self.events * 11 // 10)  # some come after the end
+        reader, writer = os.pipe()
+        child = fork(self.scenario.act, Counter(None, point, lambda: os.close(writer)))
+        os.close(writer)
+        os.read(reader, 1)  # ends when the child closes its side, at the latest by its own end
+        os.close(reader)
+        os.kill(child, number)
+        os.waitpid(child, 0)
+        return point
 
     def _judge(self, point: str, as_meant: bool, allowed: tuple[Snapshot, Snapshot]) -> None:
         record = self.record
@@ -214,31 +221,36 @@ class Kills:
         record["after"] += files == allowed[1]
 
 
-class _Counter:
-    """Count file operations in a folder, and kill the process before a certain one."""
+class Counter:
+    """An audit hook: count events, or file operations in a folder, and act at a certain one."""
 
-    def __init__(self, folder: Path, last: int | None) -> None:
+    def __init__(
+        self, folder: Path | None = None, last: int = -1, act: Callable[[], None] = lambda: None
+    ) -> None:
         self.count = 0
-        self._folder = str(folder)
+        self._folder = folder
         self._last = last
+        self._act = act
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not event.startswith(_EVENTS) or not any(
-            self._folder in str(argument) for argument in arguments
+        if self._folder is not None and not (
+            event.startswith(_FILE_EVENTS)
+            and any(str(self._folder) in str(argument) for argument in arguments)
         ):
             return
-        if self.count == self._last:
-            os.kill(os.getpid(), signal.SIGKILL)
         self.count += 1
+        if self.count > self._last >= 0:
+            self._last = -1  # once: a signal may arrive before this function ends
+            self._act()
 
 
 def main() -> None:
-    name, way, kills, parent = sys.argv[1:]
+    name, mode, kills, parent = sys.argv[1:]
     folder = Path(parent) / "folder"
     folder.mkdir()
     torch.set_num_threads(1)
     runs = Kills(Scenario(name, folder), folder)
-    getattr(runs, way)(int(kills))
+    getattr(runs, mode)(int(kills))
     print(json.dumps(runs.record))
 
 

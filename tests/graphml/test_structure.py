@@ -137,12 +137,12 @@ def test_labels_fit(drawing: Drawing) -> None:
 def test_one_edge_for_every_use_of_a_tensor(drawing: Drawing) -> None:
     model = model_of(drawing)
     given = {*model.graph.inputs, *model.graph.initializers, *model.graph.producer}
-    for bodies in (*model.graph.bodies.values(), list(model.graph.functions.values())):
+    for bodies in (*model.graph.subgraphs.values(), list(model.graph.functions.values())):
         for body in bodies:
             given |= {*body.inputs, *body.initializers}
     uses = sum(key in given for node in model.graph.nodes for key in node.inputs)
     ends = [*model.graph.outputs]
-    for bodies in (*model.graph.bodies.values(), list(model.graph.functions.values())):
+    for bodies in (*model.graph.subgraphs.values(), list(model.graph.functions.values())):
         ends += [key for body in bodies for key in body.outputs]
     assert len(drawing.edges) == uses + sum(key in given for key in ends)
     for edge in drawing.edges:
@@ -315,3 +315,14 @@ def test_edges_have_types_whether_the_file_declares_them_or_not(
     drawing = Drawing(modelexport.export_graphml(path).graphml)
     texts = [drawing.texts(edge) for edge in drawing.edges]
     assert sum("type" in found and "shape" in found for found in texts) / len(texts) > 0.98
+
+
+@pytest.mark.regression
+def test_edges_name_values_that_are_not_utf8(tmp_path: Path) -> None:
+    """Also in functions, where the name of a value is not its key."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(HANDMADE["functions"]().SerializeToString().replace(b"h", b"\xe9"))
+    drawing = Drawing(modelexport.export_graphml(path).graphml)
+    names = {drawing.texts(edge).get("tensor", "") for edge in drawing.edges}
+    assert "\\xe9" in names
+    assert not [name for name in names if name.startswith("b'")]

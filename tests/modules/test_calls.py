@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelexport.capture.calls import Call, CallLog, assign_operations
+from modelexport.capture.hooks import assign_operations
+from modelexport.capture.trace import Call, CallLog
 
 pytestmark = pytest.mark.sanity
 

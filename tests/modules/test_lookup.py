@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modelexport.errors import ArgumentError, ArgumentTypeError
-from modelexport.modules.index import ModuleIndex
-from modelexport.modules.lookup import Selection
+from modelexport.modules.lookup import ModuleIndex, Selection
 from modelexport.modules.record import ModuleRecord, NodeTag
 
 pytestmark = pytest.mark.sanity

@@ -18,7 +18,7 @@ import modelexport
 from exports import CASES, EXPORTER, export
 from modelexport.capture.inputs import ModelInputs
 from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, ModelRunError
-from modelexport.verification.inputs import random_input_sets
+from modelexport.verification.pytorch_run import random_input_sets
 from modelexport.verification.records import (
     FAILED,
     Blame,

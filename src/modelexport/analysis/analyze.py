@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
 from modelexport.analysis.outline import execution_order
-from modelexport.analysis.subgraph import BoundaryValues, initializer_owners
-from modelexport.garbage import pause_collector
-from modelexport.modules.lookup import Selection
+from modelexport.analysis.subgraph import BoundaryValues
+from modelexport.graph.flat import pause_collector
+from modelexport.modules.lookup import ModuleIndex, Selection
 from modelexport.modules.record import AUXILIARY, ModuleStatus
 from modelexport.modules.tree import Ancestry, subtree_totals
-from modelexport.onnx_file.initializer_data import InitializerSize, initializer_sizes
+from modelexport.onnx_file.digests import InitializerSize, initializer_sizes
 from modelexport.onnx_file.model_file import (
     StrPath,
     external_files,
@@ -175,13 +174,6 @@ def analyze(path: StrPath, filter_tag: str | None = None, details: bool = True) 
         return _Analyzer(load(path), filter_tag).analyze(details)
 
 
-class _Size(NamedTuple):
-    """A number of elements and their size."""
-
-    elements: int = 0
-    bytes: int = 0
-
-
 class _Analyzer:
     """Counts over the selected nodes of one file."""
 
@@ -194,7 +186,7 @@ class _Analyzer:
         self.has_counts = bool(self.modules) and all(
             isinstance(record.parameter_count, int) for record in self.modules.values()
         )
-        self.ancestry = Ancestry(self.modules)
+        self.ancestry, self.index = Ancestry(self.modules), ModuleIndex(self.modules, ())
         used = {tag.hierarchy_path for tag in self.tags if tag is not None}
         self.selection = Selection(filter_tag, used, self.modules)
         self.selected = [i for i, tag in enumerate(self.tags) if self.selection.has_node(tag)]
@@ -299,33 +291,29 @@ class _Analyzer:
 
     def node_facts(self) -> tuple[NodeFacts, ...]:
         """Describe the selected nodes."""
-        stored: dict[int, _Size] = {}
+        elements: Counter[int] = Counter()
+        sizes: Counter[int] = Counter()
         for initializer in self.initializers:
             for first in self.graph.consumers.get(initializer.name, ())[:1]:
-                size = stored.get(first, _Size())
-                stored[first] = _Size(
-                    size.elements + initializer.elements, size.bytes + initializer.bytes
-                )
-        facts = []
-        for index in self.selected:
-            node, tag = self.graph.nodes[index], self.tags[index]
-            size = stored.get(index, _Size())
-            facts.append(
-                NodeFacts(
-                    node=node.key,
-                    name=node.name,
-                    op_type=node.op_type,
-                    domain=node.domain,
-                    tag=None if tag is None else tag.hierarchy_path,
-                    module=None if tag is None else tag.hierarchy_module,
-                    call=None if tag is None else tag.hierarchy_call,
-                    method=None if tag is None else tag.hierarchy_method,
-                    stored_values=size.elements,
-                    bytes=size.bytes,
-                    covers=() if tag is None else tag.hierarchy_covers,
-                )
+                elements[first] += initializer.elements
+                sizes[first] += initializer.bytes
+        selected = ((index, self.graph.nodes[index], self.tags[index]) for index in self.selected)
+        return tuple(
+            NodeFacts(
+                node=node.key,
+                name=node.name,
+                op_type=node.op_type,
+                domain=node.domain,
+                tag=None if tag is None else tag.hierarchy_path,
+                module=None if tag is None else tag.hierarchy_module,
+                call=None if tag is None else tag.hierarchy_call,
+                method=None if tag is None else tag.hierarchy_method,
+                stored_values=elements[index],
+                bytes=sizes[index],
+                covers=() if tag is None else tag.hierarchy_covers,
             )
-        return tuple(facts)
+            for index, node, tag in selected
+        )
 
     def module_facts(self, details: bool) -> tuple[ModuleFacts, ...]:
         """Describe the selected modules, and those of selected nodes, in execution order."""
@@ -335,32 +323,29 @@ class _Analyzer:
         elements = subtree_totals(own_elements, self.ancestry)
         sizes = subtree_totals(own_bytes, self.ancestry)
         boundary = BoundaryValues(self.graph, self.tags, self.ancestry) if details else None
-        facts = []
-        for path, record in sorted(self.modules.items(), key=lambda item: execution_order(*item)):
-            if not (self.own_nodes[path] or self.is_selected(path)):
-                continue
-            facts.append(
-                ModuleFacts(
-                    module=path,
-                    tag=record.tag,
-                    class_=record.class_,
-                    status=record.status,
-                    depth=len(self.ancestry.of(path)) - 1,
-                    calls=record.calls,
-                    execution_order=record.execution_order,
-                    nodes=nodes[path],
-                    own_nodes=self.own_nodes[path],
-                    parameters=self.parameters(path, elements[path]),
-                    stored_values=elements[path],
-                    bytes=sizes[path],
-                    own_stored_values=own_elements[path],
-                    own_bytes=own_bytes[path],
-                    operators=_largest_first(operators.get(path, {})),
-                    inputs=() if boundary is None else tuple(boundary.inputs.get(path, ())),
-                    outputs=() if boundary is None else tuple(boundary.outputs.get(path, ())),
-                )
+        return tuple(
+            ModuleFacts(
+                module=path,
+                tag=record.tag,
+                class_=record.class_,
+                status=record.status,
+                depth=len(self.ancestry.of(path)) - 1,
+                calls=record.calls,
+                execution_order=record.execution_order,
+                nodes=nodes[path],
+                own_nodes=self.own_nodes[path],
+                parameters=self.parameters(path, elements[path]),
+                stored_values=elements[path],
+                bytes=sizes[path],
+                own_stored_values=own_elements[path],
+                own_bytes=own_bytes[path],
+                operators=_largest_first(operators.get(path, {})),
+                inputs=() if boundary is None else tuple(boundary.inputs.get(path, ())),
+                outputs=() if boundary is None else tuple(boundary.outputs.get(path, ())),
             )
-        return tuple(facts)
+            for path, record in sorted(self.modules.items(), key=lambda m: execution_order(*m))
+            if self.own_nodes[path] or self.is_selected(path)
+        )
 
     def operators(self) -> dict[str, Counter[str]]:
         """Count the operators of the selected nodes, by module with all below it."""
@@ -376,21 +361,20 @@ class _Analyzer:
 
     def module_sizes(self) -> tuple[Counter[str], Counter[str]]:
         """Sum the elements and bytes of the initializers that belong to each module itself."""
-        owners = initializer_owners(self.graph, self.tags, self.ancestry)
         elements: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
         for initializer in self.initializers:
-            owner = owners.get(initializer.name)
-            if owner is not None:
+            consumers = (self.tags[i] for i in self.graph.consumers.get(initializer.name, ()))
+            modules = {tag.hierarchy_module for tag in consumers if tag is not None}
+            if modules:
+                owner = self.ancestry.common(modules)
                 elements[owner] += initializer.elements
                 sizes[owner] += initializer.bytes
         return elements, sizes
 
     def is_selected(self, path: str) -> bool:
         """Return whether a module is selected, by its path or the tag of the nearest shown one."""
-        above = (self.modules.get(outer) for outer in reversed(self.ancestry.of(path)))
-        tags = (record.tag for record in above if record is not None)
-        return self.selection.has_module(path, next((tag for tag in tags if tag is not None), None))
+        return self.selection.has_module(path, self.index.carried_tag(path))
 
 
 def _largest_first(counts: Mapping[str, int]) -> dict[str, int]:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from modelexport.analysis.canonical import canonical_form, node_labels
-from modelexport.analysis.matching import LabeledGraph, match_nodes
+from modelexport.analysis.matching import LabeledGraph, canonical_form, match_nodes, node_labels
 from modelexport.errors import plural
-from modelexport.garbage import pause_collector
+from modelexport.graph.flat import pause_collector
 from modelexport.onnx_file.digests import attribute_digests, initializer_digests
 from modelexport.onnx_file.model_file import (
     StrPath,
@@ -139,6 +138,13 @@ class _ComparedFile:
         tags = self.model.effective_tags
         return [None if tag is None else tag.hierarchy_module for tag in tags]
 
+    def labeled(self, attributes: list[str | None]) -> LabeledGraph:
+        """Label the graph for a comparison, given the digest of each node's attributes."""
+        labels = node_labels(self.graph, attributes)
+        proto = self.model.proto.graph
+        types = {value.name: value.type.tensor_type.elem_type for value in proto.input}
+        return LabeledGraph(self.graph, labels, self.initializers, self.modules, types)
+
     def summary(self) -> FileSummary:
         """Summarize the file for the result."""
         proto, tags = self.model.proto, self.model.effective_tags
@@ -195,23 +201,15 @@ def _match_files(a: _ComparedFile, b: _ComparedFile) -> tuple[bool, dict[int, in
     """Return whether the topology is the same, and the node of `b` for each node of `a`."""
     if _is_literally_equal(a, b):
         return True, {index: index for index in range(len(a.graph.nodes))}
-    labels: list[list[str]] = []
-    # Few files store a tensor's values in another way, and seeing through that takes longer.
-    for as_stored in (True, False):
-        labels = [
-            node_labels(file.graph, file.stored_attributes if as_stored else file.attributes)
-            for file in (a, b)
-        ]
-        left, right = (
-            canonical_form(file.graph, file.model.proto, file.initializers, file_labels)
-            for file, file_labels in zip((a, b), labels, strict=True)
-        )
-        if left.digest == right.digest:
-            return True, dict(zip(left.order, right.order, strict=True))
-    return False, match_nodes(
-        LabeledGraph(a.graph, labels[0], a.initializers, a.modules),
-        LabeledGraph(b.graph, labels[1], b.initializers, b.modules),
-    )
+    first, second = a.labeled(a.stored_attributes), b.labeled(b.stored_attributes)
+    left, right = canonical_form(first), canonical_form(second)
+    if left.digest != right.digest:
+        # Few files store a tensor's values in another way, and seeing through that takes longer.
+        first, second = a.labeled(a.attributes), b.labeled(b.attributes)
+        left, right = canonical_form(first), canonical_form(second)
+    if left.digest == right.digest:
+        return True, dict(zip(left.order, right.order, strict=True))
+    return False, match_nodes(first, second)
 
 
 def _is_literally_equal(a: _ComparedFile, b: _ComparedFile) -> bool:
@@ -220,7 +218,7 @@ def _is_literally_equal(a: _ComparedFile, b: _ComparedFile) -> bool:
     return (
         left.nodes == right.nodes
         and a.initializers == b.initializers
-        and left.bodies == right.bodies
+        and left.subgraphs == right.subgraphs
         and left.functions == right.functions
         and list(a.model.proto.graph.input) == list(b.model.proto.graph.input)
         and left.outputs == right.outputs

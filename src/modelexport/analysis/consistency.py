@@ -5,31 +5,163 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from modelexport.analysis.findings import Code, Finding, make_finding
-from modelexport.analysis.recorded_map import RecordedMap
-from modelexport.errors import plural
+from modelexport.errors import FormatError, first_line, plural
 from modelexport.graph.flat import Graph, Node
-from modelexport.modules.record import ModuleStatus, NodeTag
-from modelexport.modules.tree import join_path
+from modelexport.modules.lookup import ModuleIndex
+from modelexport.modules.record import ModuleRecord, ModuleStatus, NodeTag
+from modelexport.modules.tree import Ancestry, join_path, subtree_totals
 from modelexport.onnx_file.digests import node_digests, topology_digest
-from modelexport.tagged.records import NodeRecord, Sidecar
+from modelexport.tagged.model import TaggedModel, mismatch_reason, recorded_tags
+from modelexport.tagged.records import (
+    FORMAT,
+    METADATA_KEY,
+    EmbeddedMap,
+    NodeRecord,
+    Sidecar,
+    encode_sidecar,
+    sidecar_path,
+    tags_digest,
+    text_digest,
+)
 from modelexport.tagged.tables import (
     compute_statistics,
+    consumer_tags,
     expected_hierarchy,
     tags_of_node,
     tensor_infos,
 )
 
 
-def check_agreement(recorded: RecordedMap) -> list[Finding]:
-    """Find everything in the records of a file that does not agree, each thing once.
+class RecordedMap:
+    """The three records of a map, and the tags to trust where they disagree.
 
-    Args:
-        recorded: The map of the file.
+    The sidecar's tags are trusted, unless the digest recorded at export shows that the tags of the
+    nodes are unchanged. The sidecar is not even parsed where digests show that nothing changed.
 
-    Returns:
-        The findings, those on the metadata and the sidecar as such first.
+    Attributes:
+        findings: What is wrong with the metadata and the sidecar as such.
+        embedded: The file's metadata, if it is readable and unchanged.
+        changed_metadata: The file's metadata, if it is readable and was changed.
+        sidecar: The sidecar, if it is readable and belongs to the file.
+        tags_intact: Whether the nodes' tags have the digest recorded at export.
+        sidecar_intact: Whether the sidecar has the digest recorded at export.
+        is_as_exported: Whether graph, tags and sidecar all have the digests recorded at export.
+        records: The record that the modules come from.
+        sidecar_tags: The tag of each node in the sidecar; None without a sidecar.
+        tags: The trusted tag of each node.
+        primary: The trusted primary tag of each node.
+        consumers: The trusted tags of the consumers of each value.
     """
+
+    def __init__(self, model: TaggedModel) -> None:
+        self.model = model
+        self.findings: list[Finding] = []
+        self.changed_metadata: EmbeddedMap | None = None
+        self.embedded = self._read_embedded()
+        self.tags_intact = (
+            self.embedded is not None
+            and self.embedded.tags_digest == self.compute_tags_digest(model.tags)
+        )
+        self.is_as_exported = self._is_as_exported()
+        self.sidecar = None if self.is_as_exported else self._read_sidecar()
+        self.sidecar_intact = self.is_as_exported or (
+            self.embedded is not None
+            and self.sidecar is not None
+            and self.embedded.sidecar_digest == text_digest(encode_sidecar(self.sidecar))
+        )
+        self.records: EmbeddedMap | Sidecar | None = (
+            self.embedded or self.sidecar or self.changed_metadata
+        )
+        self.modules: dict[str, ModuleRecord] = {} if self.records is None else self.records.modules
+        self.sidecar_tags = (
+            None if self.sidecar is None else recorded_tags(model.graph, self.sidecar, model.tags)
+        )
+        self.tags: Sequence[NodeTag | None] = (
+            model.tags if self.sidecar_tags is None or self.tags_intact else self.sidecar_tags
+        )
+        self.primary = [None if tag is None else tag.hierarchy_path for tag in self.tags]
+        self.consumers = consumer_tags(model.graph, self.primary)
+
+    @property
+    def sidecar_name(self) -> str:
+        """The file name of the sidecar, whether it exists or not."""
+        return sidecar_path(self.model.path).name
+
+    def node_counts(self) -> Counter[str]:
+        """Count the nodes of each module and of all below it by the trusted tags."""
+        own = Counter(tag.hierarchy_module for tag in self.tags if tag is not None)
+        return subtree_totals(own, Ancestry(self.modules))
+
+    def carried_tags(self) -> dict[str, str]:
+        """Map each module to its own tag, or that of the nearest shown module above it."""
+        index = ModuleIndex(self.modules, ())
+        return {path: index.carried_tag(path) or "" for path in self.modules}
+
+    def compute_tags_digest(self, tags: Sequence[NodeTag | None]) -> str:
+        """Compute the digest that the metadata of a file with these tags has."""
+        return tags_digest([node.key for node in self.model.graph.nodes], tags)
+
+    def _add(self, code: Code, subject: str, message: str) -> None:
+        self.findings.append(make_finding(code, subject, message))
+
+    def _read_embedded(self) -> EmbeddedMap | None:
+        """Return the file's metadata if it is readable and unchanged."""
+        embedded = self.model.readable_metadata
+        if embedded is None or not embedded.digest or embedded.digest == embedded.computed_digest():
+            return embedded
+        message = "the model's metadata was changed after the export"
+        self._add(Code.METADATA_DISAGREES, METADATA_KEY, message)
+        self.changed_metadata = embedded
+        return None
+
+    def _is_as_exported(self) -> bool:
+        embedded, model = self.embedded, self.model
+        if embedded is None or not self.tags_intact or not model.has_sidecar:
+            return False
+        try:
+            sidecar = sidecar_path(model.path).read_bytes()
+        except OSError:
+            return False
+        return (
+            text_digest(sidecar) == embedded.sidecar_digest
+            and topology_digest(model.graph, node_digests(model.graph)) == embedded.topology
+        )
+
+    def _read_sidecar(self) -> Sidecar | None:
+        """Return the sidecar if it exists, is readable and belongs to this file."""
+        try:
+            sidecar = self.model.sidecar
+        except (FormatError, OSError) as error:
+            message = f"it cannot be read: {first_line(error.__cause__ or error)}"
+            self._add(Code.SIDECAR_UNREADABLE, self.sidecar_name, message)
+            return None
+        if sidecar is None:
+            message = "there is no sidecar beside the model"
+            self._add(Code.SIDECAR_MISSING, self.sidecar_name, message)
+        elif (reason := self._foreign_reason(sidecar)) is not None:
+            message = f"it belongs to another export: {reason}"
+            self._add(Code.SIDECAR_FOREIGN, self.sidecar_name, message)
+            return None
+        return sidecar
+
+    def _foreign_reason(self, sidecar: Sidecar) -> str | None:
+        """Say why a sidecar belongs to another export; None if it belongs to this one."""
+        if self.embedded is None or sidecar.format != FORMAT:
+            # Changes to the graph are findings of their own, so most nodes in common is enough.
+            return mismatch_reason(sidecar, self.model.graph)
+        if sidecar.model != self.embedded.model:
+            return f"it is of {sidecar.model.class_} in {sidecar.model.onnx}"
+        if sidecar.statistics.topology != self.embedded.topology:
+            return "it records another topology"
+        is_other = sidecar.export != self.embedded.export
+        return "it records another export of the same model" if is_other else None
+
+
+def check_agreement(recorded: RecordedMap) -> list[Finding]:
+    """Find everything that does not agree, once: first in metadata and sidecar as such."""
     if recorded.records is None:
         return recorded.findings
     topology = TopologyCheck(recorded)
@@ -57,7 +189,7 @@ def _check_modules(recorded: RecordedMap) -> Iterator[Finding]:
         join_path(path, child) for path, record in modules.items() for child in record.children
     }
     tags = {record.tag for record in modules.values()}
-    counts = recorded.node_counts(recorded.tags)
+    counts = recorded.node_counts()
     own = Counter(tag.hierarchy_module for tag in recorded.tags if tag is not None)
     for path, record in modules.items():
         above, _, _ = (record.tag or "").rpartition("/")
@@ -114,12 +246,8 @@ class TopologyCheck:
             if record is None:
                 self._add(Code.NODE_ADDED, node.key, f"this {node.op_type} was not in the export")
                 self.changed_values.update((*node.inputs, *node.outputs))
-            elif (record.inputs, record.op_type, record.attributes) != (
-                node.inputs,
-                node.op_type,
-                digest,
-            ):
-                self._add_change(node, record)
+            else:
+                self._check_node(node, digest, record)
         present = {node.key for node in graph.nodes}
         for key, record in records.items():
             if key not in present:
@@ -127,20 +255,20 @@ class TopologyCheck:
                 self._add(Code.NODE_REMOVED, key, message)
                 self.changed_values.update((key, *record.inputs))
 
-    def _add_change(self, node: Node, record: NodeRecord) -> None:
-        old, new = ", ".join(record.inputs), ", ".join(node.inputs)
+    def _check_node(self, node: Node, digest: str | None, record: NodeRecord) -> None:
         if record.op_type != node.op_type:
             message = f"it is a {node.op_type}; at export it was a {record.op_type}"
             self._add(Code.OPERATOR_CHANGED, node.key, message)
-        elif record.inputs == node.inputs:
+        elif record.inputs == node.inputs and record.attributes != digest:
             message = f"the attributes of this {node.op_type} are not those of the export"
             self._add(Code.ATTRIBUTE_CHANGED, node.key, message)
         if record.inputs != node.inputs:
+            old, new = ", ".join(record.inputs), ", ".join(node.inputs)
             self._add(Code.EDGE_MOVED, node.key, f"its inputs are {new}; at export: {old}")
             self.changed_values |= {*node.inputs} ^ {*record.inputs}
 
-    def _add(self, code: Code, place: str, message: str) -> None:
-        self.findings.append(make_finding(code, place, message))
+    def _add(self, code: Code, subject: str, message: str) -> None:
+        self.findings.append(make_finding(code, subject, message))
 
 
 def _check_tags(recorded: RecordedMap, changed_values: set[str]) -> Iterator[Finding]:
@@ -168,30 +296,20 @@ def _check_tags(recorded: RecordedMap, changed_values: set[str]) -> Iterator[Fin
         elif tag.hierarchy_tags == (expected := tags_of_node(node, path, recorded.consumers)):
             correct.add(pair)
         elif changed_values.isdisjoint(node.outputs):
-            message = (
-                f"its consumers are in {_join(expected[1:])}, "
-                f"its tags name {_join(tag.hierarchy_tags[1:])}"
+            new, old = (
+                ", ".join(tags[1:]) or "no other module" for tags in (expected, tag.hierarchy_tags)
             )
+            message = f"its consumers are in {new}, its tags name {old}"
             yield make_finding(Code.CONSUMERS_WRONG, node.key, message)
 
 
-def _identity(tag: NodeTag) -> tuple[object, ...]:
+def _identity(tag: NodeTag) -> NodeTag:
     """Return what a tag says of the node itself, apart from its consumers."""
-    return (
-        tag.hierarchy_path,
-        tag.hierarchy_module,
-        tag.hierarchy_method,
-        tag.hierarchy_call,
-        tag.hierarchy_covers,
-    )
+    return msgspec.structs.replace(tag, hierarchy_tags=(), hierarchy_count=0, doc=None)
 
 
 def _describe(tag: NodeTag) -> str:
     return f"{tag.hierarchy_path} ({tag.hierarchy_module or 'the root'})"
-
-
-def _join(tags: Sequence[str]) -> str:
-    return ", ".join(tags) or "no other module"
 
 
 def _check_sidecar(
@@ -224,15 +342,11 @@ def _check_sidecar_tags(recorded: RecordedMap, changed_values: set[str]) -> Iter
             continue
         if not changed_values.isdisjoint(node.outputs):
             continue
-        if (in_sidecar.hierarchy_path, in_sidecar.hierarchy_module) != (
-            trusted.hierarchy_path,
-            trusted.hierarchy_module,
-        ):
-            message = f"expected {trusted.hierarchy_path}, got {in_sidecar.hierarchy_path}"
+        path, recorded_path = trusted.hierarchy_path, in_sidecar.hierarchy_path
+        if path != recorded_path or trusted.hierarchy_module != in_sidecar.hierarchy_module:
+            message = f"expected {path}, got {recorded_path}"
             yield make_finding(Code.SIDECAR_WRONG, node.key, message)
-        elif in_sidecar.hierarchy_tags != tags_of_node(
-            node, trusted.hierarchy_path, recorded.consumers
-        ):
+        elif in_sidecar.hierarchy_tags != tags_of_node(node, path, recorded.consumers):
             message = "the tags in its record are not those of its consumers"
             yield make_finding(Code.SIDECAR_WRONG, node.key, message)
 

@@ -14,68 +14,49 @@ class Severity(enum.StrEnum):
     WARNING = "warning"
 
 
-class Code(enum.StrEnum):
-    """The kinds of damage."""
-
-    ONNX_INVALID = "onnx-invalid"
-    DATA_MISSING = "data-missing"
-    DOC_MALFORMED = "doc-malformed"
-    DOC_MISSING = "doc-missing"
-    TAG_FORMAT = "tag-format"
-    COUNT_WRONG = "count-wrong"
-    METADATA_MISSING = "metadata-missing"
-    METADATA_UNREADABLE = "metadata-unreadable"
-    METADATA_DISAGREES = "metadata-disagrees"
-    SIDECAR_MISSING = "sidecar-missing"
-    SIDECAR_UNREADABLE = "sidecar-unreadable"
-    SIDECAR_FOREIGN = "sidecar-foreign"
-    SIDECAR_WRONG = "sidecar-wrong"
-    TAG_UNKNOWN = "tag-unknown"
-    TAG_WRONG = "tag-wrong"
-    CONSUMERS_WRONG = "consumers-wrong"
-    TENSOR_WRONG = "tensor-wrong"
-    NODE_ADDED = "node-added"
-    NODE_REMOVED = "node-removed"
-    OPERATOR_CHANGED = "operator-changed"
-    EDGE_MOVED = "edge-moved"
-    ATTRIBUTE_CHANGED = "attribute-changed"
-    TOPOLOGY_CHANGED = "topology-changed"
-    PARENT_MISSING = "parent-missing"
-    HIERARCHY_UNMET = "hierarchy-unmet"
-    MODULE_UNACCOUNTED = "module-unaccounted"
-
-
 _REPAIR = "validate --repair restores it from the other records"
 _REBUILD = "validate --repair rebuilds it from the file"
 _EXPORT = "export the model again, or restore the exported file"
-_FIXES = {
-    Code.ONNX_INVALID: _EXPORT,
-    Code.DATA_MISSING: "put it back into the folder of the model",
-    Code.DOC_MALFORMED: _REPAIR,
-    Code.DOC_MISSING: _REPAIR,
-    Code.TAG_FORMAT: _REPAIR,
-    Code.COUNT_WRONG: "validate --repair corrects it",
-    Code.METADATA_MISSING: _REPAIR,
-    Code.METADATA_UNREADABLE: _REPAIR,
-    Code.METADATA_DISAGREES: _REPAIR,
-    Code.SIDECAR_MISSING: _REBUILD,
-    Code.SIDECAR_UNREADABLE: _REBUILD,
-    Code.SIDECAR_FOREIGN: f"put the right sidecar beside the model; {_REBUILD}",
-    Code.SIDECAR_WRONG: _REBUILD,
-    Code.TAG_UNKNOWN: _REPAIR,
-    Code.TAG_WRONG: _REPAIR,
-    Code.CONSUMERS_WRONG: "validate --repair recomputes it from the graph",
-    Code.TENSOR_WRONG: _REBUILD,
-    Code.NODE_ADDED: _EXPORT,
-    Code.NODE_REMOVED: _EXPORT,
-    Code.OPERATOR_CHANGED: _EXPORT,
-    Code.EDGE_MOVED: _EXPORT,
-    Code.ATTRIBUTE_CHANGED: _EXPORT,
-    Code.TOPOLOGY_CHANGED: _EXPORT,
-    Code.PARENT_MISSING: _EXPORT,
-    Code.HIERARCHY_UNMET: _EXPORT,
-    Code.MODULE_UNACCOUNTED: _EXPORT,
-}
+
+
+class Code(enum.StrEnum):
+    """The kinds of damage, each with its fix."""
+
+    fix: str
+
+    def __new__(cls, code: str, fix: str) -> Code:
+        """Create a member whose value is the code."""
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.fix = fix
+        return member
+
+    ONNX_INVALID = "onnx-invalid", _EXPORT
+    DATA_MISSING = "data-missing", "put it back into the folder of the model"
+    DOC_MALFORMED = "doc-malformed", _REPAIR
+    DOC_MISSING = "doc-missing", _REPAIR
+    TAG_FORMAT = "tag-format", _REPAIR
+    COUNT_WRONG = "count-wrong", "validate --repair corrects it"
+    METADATA_MISSING = "metadata-missing", _REPAIR
+    METADATA_UNREADABLE = "metadata-unreadable", _REPAIR
+    METADATA_DISAGREES = "metadata-disagrees", _REPAIR
+    SIDECAR_MISSING = "sidecar-missing", _REBUILD
+    SIDECAR_UNREADABLE = "sidecar-unreadable", _REBUILD
+    SIDECAR_FOREIGN = "sidecar-foreign", f"put the right sidecar beside the model; {_REBUILD}"
+    SIDECAR_WRONG = "sidecar-wrong", _REBUILD
+    TAG_UNKNOWN = "tag-unknown", _REPAIR
+    TAG_WRONG = "tag-wrong", _REPAIR
+    CONSUMERS_WRONG = "consumers-wrong", "validate --repair recomputes it from the graph"
+    TENSOR_WRONG = "tensor-wrong", _REBUILD
+    NODE_ADDED = "node-added", _EXPORT
+    NODE_REMOVED = "node-removed", _EXPORT
+    OPERATOR_CHANGED = "operator-changed", _EXPORT
+    EDGE_MOVED = "edge-moved", _EXPORT
+    ATTRIBUTE_CHANGED = "attribute-changed", _EXPORT
+    TOPOLOGY_CHANGED = "topology-changed", _EXPORT
+    PARENT_MISSING = "parent-missing", _EXPORT
+    HIERARCHY_UNMET = "hierarchy-unmet", _EXPORT
+    MODULE_UNACCOUNTED = "module-unaccounted", _EXPORT
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -91,15 +72,6 @@ class Finding(msgspec.Struct, frozen=True):
     """What to do about it."""
 
 
-def make_finding(code: Code, place: str, message: str) -> Finding:
-    """Create an error with the fix for its kind of damage.
-
-    Args:
-        code: The kind of damage.
-        place: The node, value, module path or file that is damaged.
-        message: What is wrong there.
-
-    Returns:
-        The finding.
-    """
-    return Finding(str(code), str(Severity.ERROR), place, message, _FIXES[code])
+def make_finding(code: Code, subject: str, message: str) -> Finding:
+    """Create an error about a node, value, module or file, with the fix for its kind of damage."""
+    return Finding(str(code), str(Severity.ERROR), subject, message, code.fix)

@@ -1,29 +1,45 @@
-"""Match the nodes of two graphs that differ somewhere.
+"""Match the nodes of two graphs, whatever their names and order.
 
-Nodes are matched by what they are computed from and what is computed from them, then by either
-alone, so that a change in the middle leaves everything before and after it matched. The rest is
-matched by the names of values, by inputs, and last by operator within a module.
+Equal graphs have the same canonical form, which pairs all their nodes. Of graphs that differ
+somewhere, nodes are matched by what they are computed from and what is computed from them, then by
+either alone, so that a change in the middle leaves everything before and after it matched. The rest
+is matched by the names of values, by inputs, and last by operator within a module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping, Sequence
+import functools
+import hashlib
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
-from modelexport.graph.flat import Graph
+from modelexport.errors import FormatError
+from modelexport.graph.flat import Graph, Node
+from modelexport.onnx_file.digests import message_content
+
+_END, _ENCLOSED, _SUBGRAPH, _LAST_LEAF = -1, -2, -3, -3
+"""Separators in the sequence of numbers that is hashed; leaves have numbers below `_LAST_LEAF`."""
+
+Labels = Sequence[str] | Mapping[int, str]
+"""What each node computes, by its index: see `node_labels`."""
 
 
 class LabeledGraph(NamedTuple):
     """A graph with what identifies its nodes and leaves.
 
     `labels` are those of `node_labels`, `initializers` has the digest of the content of each
-    initializer, and `modules` the module path of each node, None for a node without a tag.
+    initializer, `modules` the module path of each node, None for a node without a tag, and
+    `input_types` the element type of each input.
     """
 
     graph: Graph
     labels: Sequence[str]
     initializers: Mapping[str, str]
     modules: Sequence[str | None]
+    input_types: Mapping[str, int] = {}
 
     @property
     def leaves(self) -> dict[str, Hashable]:
@@ -35,77 +51,271 @@ class LabeledGraph(NamedTuple):
         return leaves
 
 
-def match_nodes(a: LabeledGraph, b: LabeledGraph) -> dict[int, int]:
-    """Find for each node of one graph the corresponding node of another.
+class CanonicalForm(NamedTuple):
+    """The digest of a graph, and its nodes in canonical order.
+
+    Graphs with equal digests have the same node at the same position of `order`.
+    """
+
+    digest: str
+    order: list[int]
+
+
+def canonical_form(side: LabeledGraph) -> CanonicalForm:
+    """Compute the canonical form of a model: of its main graph and all local functions."""
+    graph, labels = side.graph, side.labels
+    leaves = {name: f"initializer {digest}" for name, digest in side.initializers.items()}
+    leaves |= {name: f"input {i} {side.input_types[name]}" for i, name in enumerate(graph.inputs)}
+    members = [index for index, node in enumerate(graph.nodes) if not node.function]
+    forms = [_form(graph, members, labels, leaves, graph.outputs)]
+    forms += [_function_form(graph, key, labels) for key in sorted(graph.functions)]
+    return CanonicalForm(
+        _hash(form.digest for form in forms), [index for form in forms for index in form.order]
+    )
+
+
+def node_labels(graph: Graph, attributes: Sequence[str | None]) -> list[str]:
+    """Label each node, so that nodes with equal labels compute the same from the same inputs.
+
+    Raises:
+        FormatError: If a local function calls itself.
+    """
+    functions: dict[str, str] = {}
+    members: dict[str, list[int]] = {key: [] for key in graph.functions}
+    for index, node in enumerate(graph.nodes):
+        if node.function:
+            members[node.function].append(index)
+    for key in _callees_first(graph, members):
+        labels = {
+            index: _label(graph.nodes[index], attributes[index], functions)
+            for index in members[key]
+        }
+        # A broken file can lead from the function to a node outside it, which has no label here.
+        functions[key] = _function_form(graph, key, defaultdict(str, labels)).digest
+    return [
+        _label(node, digest, functions)
+        for node, digest in zip(graph.nodes, attributes, strict=True)
+    ]
+
+
+def _label(node: Node, attributes: str | None, functions: Mapping[str, str]) -> str:
+    called = functions.get(node.calls_function, "") if node.calls_function else ""
+    return f"{node.domain}:{node.op_type} {len(node.outputs)} {node.gaps} {attributes} {called}"
+
+
+def _callees_first(graph: Graph, members: Mapping[str, Sequence[int]]) -> list[str]:
+    """Order the local functions so that each comes after those that it calls."""
+    calls = {
+        key: {graph.nodes[index].calls_function for index in indices} - {""}
+        for key, indices in members.items()
+    }
+    try:
+        return list(TopologicalSorter(calls).static_order())
+    except CycleError as error:
+        raise FormatError(
+            f"the function {error.args[1][0]} calls itself", hint="ONNX has no recursion"
+        ) from error
+
+
+def _function_form(graph: Graph, key: str, labels: Labels) -> CanonicalForm:
+    function = graph.functions[key]
+    leaves = {name: f"input {number}" for number, name in enumerate(function.inputs)}
+    members = [index for index, node in enumerate(graph.nodes) if node.function == key]
+    form = _form(graph, members, labels, leaves, function.outputs)
+    return CanonicalForm(_hash([key, function.declared, form.digest]), form.order)
+
+
+def _form(
+    graph: Graph,
+    members: Sequence[int],
+    labels: Labels,
+    leaves: Mapping[str, str],
+    outputs: Sequence[str],
+) -> CanonicalForm:
+    numbering = _Numbering(graph, labels, leaves)
+    numbering.follow(outputs)
+    unused = sorted(text for name, text in leaves.items() if name not in numbering.reference)
+    dead = sorted(numbering.dead_digests(members))
+    return CanonicalForm(
+        _hash([numbering.digest(outputs), *unused, *(digest for digest, _ in dead)]),
+        [*numbering.number, *(index for _, index in dead)],
+    )
+
+
+class _Numbering:
+    """Numbers for nodes and values, in the order in which a walk from the outputs reaches them."""
+
+    def __init__(self, graph: Graph, labels: Labels, leaves: Mapping[str, str]) -> None:
+        self.graph = graph
+        self.labels = labels
+        self.leaves = defaultdict(lambda: "undefined", leaves)
+        self.number: dict[int, int] = {}
+        self.reference: dict[str, int] = {}
+        self._reached_leaves: list[str] = []
+        for subgraph in (subgraph for nested in graph.subgraphs.values() for subgraph in nested):
+            for name, tensor in subgraph.initializers.items():
+                digest = hashlib.sha256(message_content(tensor)).hexdigest()
+                self.leaves[name] = f"initializer {digest}"
+
+    def follow(self, names: Sequence[str]) -> None:
+        """Number these values and everything that they are computed from."""
+        stack = list(reversed(names))
+        producer, reference = self.graph.producer, self.reference
+        while stack:
+            name = stack.pop()
+            if name in reference:
+                continue
+            index = producer.get(name)
+            if index is None:
+                self._reached_leaves.append(self.leaves[name])
+                reference[name] = -len(self._reached_leaves) + _LAST_LEAF
+            else:  # not numbered yet, or all its outputs would have a reference
+                stack.extend(self._add_node(index))
+
+    def _add_node(self, index: int) -> list[str]:
+        """Number a node, its outputs and the inputs of its subgraphs; return what to follow."""
+        self.number[index] = len(self.number)
+        node, subgraphs = self.graph.nodes[index], self.graph.subgraphs.get(index, ())
+        reference = self.reference
+        for name in node.outputs:
+            reference.setdefault(name, len(reference))
+        sources = [*node.inputs]
+        for subgraph in subgraphs:
+            for name in subgraph.inputs:
+                reference[name] = len(reference)
+            sources += subgraph.outputs
+        return sources[::-1]
+
+    def dead_digests(self, members: Iterable[int]) -> list[tuple[str, int]]:
+        """Describe each node that no output needs by its label and all that it is computed from.
+
+        Such nodes are not numbered: which of two equal ones feeds a third changes no result.
+        """
+        known: dict[str, str] = {}
+        digests: dict[int, str] = {}
+        for index in members:
+            if index in self.number:
+                continue
+            node = self.graph.nodes[index]
+            enclosing = digests.get(node.enclosing, str(self.number.get(node.enclosing)))
+            sources = [self._source(name, known) for name in node.inputs]
+            if node.enclosing >= 0:
+                enclosing += _subgraph_label(self.graph, node)
+            digest = _hash([self.labels[index], enclosing, *sources])
+            digests[index] = digest
+            known.update((name, f"{digest} {i}") for i, name in enumerate(node.outputs))
+            for subgraph in self.graph.subgraphs.get(index, ()):
+                known.update(
+                    (name, f"{digest} {subgraph.label} {i}")
+                    for i, name in enumerate(subgraph.inputs)
+                )
+        for index in digests:  # the nodes of a subgraph come after the node that holds it
+            subgraphs = self.graph.subgraphs.get(index, ())
+            ends = [self._source(name, known) for inner in subgraphs for name in inner.outputs]
+            if ends:
+                digests[index] = _hash([digests[index], *ends])
+        return [(digest, index) for index, digest in digests.items()]
+
+    def _source(self, name: str, known: Mapping[str, str]) -> str:
+        number = self.reference.get(name)
+        return known.get(name) or self.leaves[name] if number is None else str(number)
+
+    def digest(self, outputs: Sequence[str]) -> str:
+        """Hash all numbered nodes in order: what each computes, and the numbers of its inputs."""
+        words: dict[str, int] = {}
+        content = array("q")
+        nodes, reference = self.graph.nodes, self.reference
+        for index in self.number:
+            node = nodes[index]
+            content.append(words.setdefault(self.labels[index], len(words)))
+            content.extend([reference[name] for name in node.inputs])
+            if node.enclosing >= 0:
+                label = words.setdefault(_subgraph_label(self.graph, node), len(words))
+                content.extend((_ENCLOSED, self.number.get(node.enclosing, -1), label))
+            for subgraph in self.graph.subgraphs.get(index, ()):
+                label = words.setdefault(subgraph.label, len(words))
+                content.extend((_SUBGRAPH, label, len(subgraph.inputs)))
+                content.extend([reference[name] for name in subgraph.outputs])
+            content.append(_END)
+        content.extend([reference[name] for name in outputs])
+        digest = hashlib.sha256(_hash([*words, *self._reached_leaves]).encode())
+        digest.update(content.tobytes())
+        return digest.hexdigest()
+
+
+def _subgraph_label(graph: Graph, node: Node) -> str:
+    """Return the label of the subgraph that a node is in."""
+    return graph.subgraphs[node.enclosing][node.subgraph_number].label
+
+
+def _hash(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def match_nodes(a: LabeledGraph, b: LabeledGraph, certain: bool = False) -> dict[int, int]:
+    """Return the index in `b` of each node of `a` that has a match, by its index in `a`.
 
     Args:
         a: The first graph.
         b: The second graph.
-
-    Returns:
-        The index in `b` for each node of `a` that has a match, by its index.
+        certain: Match only by structure, and only nodes that are the only ones of their kind.
     """
     numbers: dict[Hashable, int] = {}
-    matcher = _Matcher(a.graph, b.graph)
+    matches: dict[int, int] = {}
+    extend = functools.partial(_extend, matches, a.graph, b.graph)
     upstream = [_upstream_numbers(graph, numbers) for graph in (a, b)]
     downstream = [_downstream_numbers(graph, numbers) for graph in (a, b)]
     both = [list(zip(*pair, strict=True)) for pair in zip(upstream, downstream, strict=True)]
-    matcher.add(*both)
-    matcher.add(*upstream)
-    matcher.add(*downstream)
-    matcher.add(*([(node.key, node.op_type) for node in side.graph.nodes] for side in (a, b)))
-    matcher.add(_input_keys(a, matcher.matches), _input_keys(b, None))
+    for keys in (both, upstream, downstream):
+        extend(*(map(_unique_keys, keys) if certain else keys))
+    if certain:
+        return matches
+    extend(*([(node.key, node.op_type) for node in side.graph.nodes] for side in (a, b)))
+    extend(_input_keys(a, matches), _input_keys(b, None))
     if any(a.modules) and any(b.modules):
-        matcher.add(_module_keys(a), _module_keys(b))
-    return matcher.matches
+        extend(_module_keys(a), _module_keys(b))
+    return matches
 
 
-class _Matcher:
-    """The matches so far; `add` extends them by one kind of key at a time."""
+def _extend(
+    matches: dict[int, int],
+    a: Graph,
+    b: Graph,
+    keys_a: Sequence[Hashable],
+    keys_b: Sequence[Hashable],
+) -> None:
+    """Match unmatched nodes with equal keys; among several, those of the same name first."""
+    groups_b = _group_by_key(keys_b, set(matches.values()))
+    for key, left in _group_by_key(keys_a, matches).items():
+        right = groups_b.get(key, [])
+        by_name = {b.nodes[index].key: index for index in right}
+        named = {i: by_name[a.nodes[i].key] for i in left if a.nodes[i].key in by_name}
+        used = set(named.values())
+        rest = (i for i in left if i not in named), (i for i in right if i not in used)
+        matches |= named
+        matches.update(zip(*rest, strict=False))
 
-    def __init__(self, a: Graph, b: Graph) -> None:
-        self.matches: dict[int, int] = {}
-        self._a, self._b = a, b
-        self._matched_in_b: set[int] = set()
 
-    def add(self, keys_a: Sequence[Hashable], keys_b: Sequence[Hashable]) -> None:
-        """Match unmatched nodes with equal keys; among several, those of the same name first."""
-        groups_b = _group_by_key(keys_b, self._matched_in_b)
-        for key, left in _group_by_key(keys_a, self.matches).items():
-            right = groups_b.get(key, [])
-            if key is None or not right:
-                continue
-            if len(left) > 1 or len(right) > 1:
-                by_name = {self._b.nodes[index].key: index for index in right}
-                for index in left:
-                    other = by_name.get(self._a.nodes[index].key)
-                    if other is not None:
-                        self._match(index, other)
-                left = [index for index in left if index not in self.matches]
-                right = [index for index in right if index not in self._matched_in_b]
-            for index, other in zip(left, right, strict=False):
-                self._match(index, other)
-
-    def _match(self, index: int, other: int) -> None:
-        self.matches[index] = other
-        self._matched_in_b.add(other)
+def _unique_keys(keys: Sequence[Hashable]) -> list[Hashable]:
+    """Return the keys, with None in place of those that several nodes have."""
+    counts = Counter(keys)
+    return [key if counts[key] == 1 else None for key in keys]
 
 
 def _group_by_key(keys: Sequence[Hashable], matched: Container[int]) -> dict[Hashable, list[int]]:
-    groups: dict[Hashable, list[int]] = {}
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
-        if index not in matched:
-            groups.setdefault(key, []).append(index)
+        if key is not None and index not in matched:
+            groups[key].append(index)
     return groups
 
 
 def _upstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> list[Hashable]:
     """Number nodes so that equal numbers mean the same operations on everything before."""
     graph = side.graph
-    enclosed: dict[int, list[str]] = {}
+    enclosed: defaultdict[int, list[str]] = defaultdict(list)
     for index, node in enumerate(graph.nodes):
-        if node.enclosing >= 0:
-            enclosed.setdefault(node.enclosing, []).append(side.labels[index])
+        enclosed[node.enclosing].append(side.labels[index])  # -1 in the main graph
     known = side.leaves
     result: list[Hashable] = []
     for index, node in enumerate(graph.nodes):
@@ -120,12 +330,12 @@ def _upstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> list[
 def _downstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> list[Hashable]:
     """Number nodes so that equal numbers mean the same operations on everything after."""
     graph = side.graph
-    ends: dict[str, list[Hashable]] = {}
+    ends: defaultdict[str, list[Hashable]] = defaultdict(list)
     for i, name in enumerate(graph.outputs):
-        ends.setdefault(name, []).append((0, "output", i))
-    for subgraph in (subgraph for nested in graph.bodies.values() for subgraph in nested):
+        ends[name].append((0, "output", i))
+    for subgraph in (subgraph for nested in graph.subgraphs.values() for subgraph in nested):
         for i, name in enumerate(subgraph.outputs):
-            ends.setdefault(name, []).append((1, subgraph.label, i))
+            ends[name].append((1, subgraph.label, i))
     result: list[Hashable] = [-1] * len(graph.nodes)
     for index in reversed(range(len(graph.nodes))):
         uses: list[Hashable] = []

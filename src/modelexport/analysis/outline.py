@@ -41,27 +41,12 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def outline(modules: Mapping[str, TreeModule]) -> list[Line]:
-    """Draw the tree of the shown modules.
-
-    Args:
-        modules: The modules by path, all of a model or a selection.
-
-    Returns:
-        The lines from the top down; a selection may have several roots.
-    """
+    """Draw the tree of the shown modules, of a whole model or a selection with several roots."""
     return _Outline(modules).lines()
 
 
 def shorten(lines: list[Line], most: int) -> list[Line]:
-    """Drop the lowest levels of a tree until it fits.
-
-    Args:
-        lines: The lines of the tree.
-        most: The number of lines to keep at most.
-
-    Returns:
-        The lines that are left.
-    """
+    """Drop the lowest levels of a tree until at most `most` lines are left."""
     if len(lines) <= most:
         return lines
     depth = max(line.depth for line in lines)
@@ -71,15 +56,7 @@ def shorten(lines: list[Line], most: int) -> list[Line]:
 
 
 def execution_order(path: str, record: TreeModule) -> tuple[bool, int, str]:
-    """Compute a sort key that puts modules in the order of their first call.
-
-    Args:
-        path: The module path.
-        record: The module.
-
-    Returns:
-        The key; modules that did not run come last.
-    """
+    """Return a sort key for the order of first calls; modules that did not run come last."""
     return record.execution_order is None, record.execution_order or 0, path
 
 

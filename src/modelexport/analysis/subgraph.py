@@ -1,4 +1,4 @@
-"""The part of a graph that a module makes up: its nodes, boundary values and initializers."""
+"""The part of a graph that a module makes up: its nodes, and the values that enter and leave."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import onnx
 
-from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, describe_type
+from modelexport.errors import FormatError
 from modelexport.graph.flat import Graph
-from modelexport.modules.lookup import Selection, is_tag_within
-from modelexport.modules.record import ModuleRecord, NodeTag
+from modelexport.modules.lookup import ModuleIndex
+from modelexport.modules.record import NodeTag
 from modelexport.modules.tree import Ancestry, is_within
 from modelexport.onnx_file.model_file import StrPath, as_path
 from modelexport.tagged.model import TaggedModel, load, recorded_tags
@@ -52,7 +52,7 @@ def extract_module_subgraph(
         onnx_model: A tagged model or its path.
         hierarchy_metadata: The sidecar, as its path, its parsed JSON or the record; None to use
             the tags in the model, or those of the sidecar beside it.
-        target_module: A tag or a module path; the root is "".
+        target_module: A tag, a module path ("" is the root), an alias, or a glob of one match.
 
     Returns:
         The names of the module's nodes and values.
@@ -69,7 +69,21 @@ def extract_module_subgraph(
     sidecar = _read_metadata(hierarchy_metadata)
     tags = model.effective_tags if sidecar is None else recorded_tags(model.graph, sidecar)
     modules = model.modules if sidecar is None else sidecar.modules
-    return _subgraph_of(model.graph, _find_nodes(tags, target_module, modules))
+    path = ModuleIndex(modules, tags).find(target_module).path
+    values = BoundaryValues(model.graph, tags, Ancestry(modules))
+    leaving = values.outputs.get(path, {})
+    nodes = [
+        node
+        for node, tag in zip(model.graph.nodes, tags, strict=True)
+        if tag is not None and is_within(tag.hierarchy_module, path)
+    ]
+    outputs = [name for node in nodes for name in node.outputs]
+    return ModuleSubgraph(
+        operations=tuple(node.key for node in nodes),
+        external_inputs=tuple(values.inputs.get(path, ())),
+        internal_tensors=tuple(name for name in outputs if name not in leaving),
+        boundary_operations=tuple(n.key for n in nodes if any(o in leaving for o in n.outputs)),
+    )
 
 
 def _read_metadata(metadata: Sidecar | Mapping[str, Any] | StrPath | None) -> Sidecar | None:
@@ -82,67 +96,6 @@ def _read_metadata(metadata: Sidecar | Mapping[str, Any] | StrPath | None) -> Si
     except msgspec.ValidationError as error:
         hint = "pass the sidecar's JSON as it was read"
         raise FormatError(f"the hierarchy metadata is not a sidecar: {error}", hint=hint) from error
-
-
-def _find_nodes(
-    tags: Sequence[NodeTag | None], target: str, modules: dict[str, ModuleRecord]
-) -> set[int]:
-    """Return the nodes of a module and of those below it."""
-    if not isinstance(target, str):
-        raise ArgumentTypeError(
-            f"the module is {describe_type(target)}", hint="pass a tag or a module path"
-        )
-    tag_prefix = target.rstrip("/") if target.startswith("/") else None
-    members = {
-        index
-        for index, tag in enumerate(tags)
-        if tag is not None
-        and (
-            is_within(tag.hierarchy_module, target)
-            if tag_prefix is None
-            else is_tag_within(tag.hierarchy_path, tag_prefix)
-        )
-    }
-    known = {*modules, *(record.tag for record in modules.values() if record.tag is not None)}
-    if not members and (tag_prefix or target) not in known:
-        used = {tag.hierarchy_path for tag in tags if tag is not None}
-        near = Selection(target, used, modules).nearest()
-        raise ArgumentError(
-            f"no module is called {target!r}", hint=f"near it: {', '.join(near)}" if near else None
-        )
-    return members
-
-
-def _subgraph_of(graph: Graph, members: set[int]) -> ModuleSubgraph:
-    provided, ends = set(graph.initializers), set(graph.outputs)
-    nested = [(index, inner) for index, held in graph.bodies.items() for inner in held]
-    for index, subgraph in nested:
-        provided.update(subgraph.initializers)
-        if index in members:
-            provided.update(subgraph.inputs)
-        else:
-            ends.update(subgraph.outputs)
-    inputs: dict[str, None] = {}
-    internal: list[str] = []
-    boundary: list[str] = []
-    operations = [graph.nodes[index] for index in sorted(members)]
-    for node in operations:
-        inputs.update(
-            (name, None)
-            for name in node.inputs
-            if name not in provided and graph.producer.get(name) not in members
-        )
-        inner = [
-            name
-            for name in node.outputs
-            if name not in ends and members.issuperset(graph.consumers.get(name, ()))
-        ]
-        internal += inner
-        if len(inner) < len(node.outputs):
-            boundary.append(node.key)
-    return ModuleSubgraph(
-        tuple(node.key for node in operations), tuple(inputs), tuple(internal), tuple(boundary)
-    )
 
 
 class BoundaryValues:
@@ -162,14 +115,7 @@ class BoundaryValues:
         ancestry: Ancestry,
         constants: Iterable[str] = (),
     ) -> None:
-        """Compute the boundaries of all modules at once.
-
-        Args:
-            graph: The model laid flat.
-            tags: The tag of each node.
-            ancestry: The ancestors of each module.
-            constants: Values that do not count, as initializers do not.
-        """
+        """Compute the boundaries of all modules at once, without the given constants."""
         self.inputs: dict[str, dict[str, None]] = {}
         self.outputs: dict[str, dict[str, None]] = {}
         self._ancestry = ancestry
@@ -178,7 +124,7 @@ class BoundaryValues:
             name: modules[index] for index, node in enumerate(graph.nodes) for name in node.outputs
         }
         provided = {*graph.initializers, *constants}
-        nested = [(index, inner) for index, held in graph.bodies.items() for inner in held]
+        nested = [(index, inner) for index, held in graph.subgraphs.items() for inner in held]
         for index, subgraph in nested:
             provided.update(subgraph.initializers)
             producers.update(dict.fromkeys(subgraph.inputs, modules[index]))
@@ -196,36 +142,9 @@ class BoundaryValues:
         """Add a value to the modules that hold either its producer or its consumer, not both."""
         if producer == consumer:
             return
-        left = () if producer is None else self._ancestry.of(producer)
-        right = () if consumer is None else self._ancestry.of(consumer)
-        shared = 0
-        for first, second in zip(left, right, strict=False):
-            if first != second:
-                break
-            shared += 1
-        for path in left[shared:]:
+        sources = set() if producer is None else {*self._ancestry.of(producer)}
+        targets = set() if consumer is None else {*self._ancestry.of(consumer)}
+        for path in sources - targets:
             self.outputs.setdefault(path, {})[name] = None
-        for path in right[shared:]:
+        for path in targets - sources:
             self.inputs.setdefault(path, {})[name] = None
-
-
-def initializer_owners(
-    graph: Graph, tags: Sequence[NodeTag | None], ancestry: Ancestry
-) -> dict[str, str]:
-    """Assign each initializer to the lowest module that holds all its consumers.
-
-    Args:
-        graph: The model laid flat.
-        tags: The tag of each node.
-        ancestry: The ancestors of each module.
-
-    Returns:
-        The module path by initializer, without those that no tagged node consumes.
-    """
-    owners: dict[str, str] = {}
-    for name in graph.initializers:
-        consumers = [tags[index] for index in graph.consumers.get(name, ())]
-        modules = {tag.hierarchy_module for tag in consumers if tag is not None}
-        if modules:
-            owners[name] = modules.pop() if len(modules) == 1 else ancestry.common(modules)
-    return owners

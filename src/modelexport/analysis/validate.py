@@ -1,31 +1,60 @@
-"""Validate a model file: the ONNX checker, the tags, and the consistency of all records."""
+"""Validate a model file by the ONNX checker, its tags and its records, and repair it."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 from onnx import checker
 
-from modelexport.analysis.consistency import check_agreement
+from modelexport.analysis.consistency import RecordedMap, TopologyCheck, check_agreement
 from modelexport.analysis.findings import Code, Finding, Severity, make_finding
-from modelexport.analysis.recorded_map import RecordedMap
-from modelexport.analysis.repair import Repair, repair_file
-from modelexport.errors import FormatError, first_line, plural
-from modelexport.garbage import pause_collector
+from modelexport.errors import FileError, FormatError, first_line, plural
+from modelexport.graph.flat import pause_collector
 from modelexport.modules.record import NodeTag
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.atomic_write import transaction
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
     external_files,
     is_file,
     missing_data_error,
+    open_mapped,
+    parse_model,
     resolve_data_file,
 )
+from modelexport.onnx_file.wire import rewrite_doc_strings
 from modelexport.options import keyword_aliases
 from modelexport.tagged.model import TaggedModel, load
-from modelexport.tagged.records import METADATA_KEY, looks_like_tag
+from modelexport.tagged.records import (
+    METADATA_KEY,
+    EmbeddedMap,
+    Sidecar,
+    encode_embedded,
+    encode_sidecar,
+    encode_tag,
+    looks_like_tag,
+    sidecar_path,
+    text_digest,
+)
+from modelexport.tagged.tables import complete_sidecar, embedded_map, tags_of_node
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """What was repaired: the nodes with a new doc_string, the metadata and the sidecar.
+
+    `backups` are the names under which the earlier files are kept.
+    """
+
+    nodes: tuple[str, ...]
+    metadata: bool
+    sidecar: bool
+    backups: tuple[str, ...]
 
 
 class Validation(msgspec.Struct, frozen=True):
@@ -65,7 +94,7 @@ def validate(path: StrPath, check_consistency: bool = False, repair: bool = Fals
     """
     path = as_path(path)
     with pause_collector():
-        repaired = repair_file(path) if repair else None
+        repaired = _repair(path) if repair else None
         return _validate(path, check_consistency or repair, repaired)
 
 
@@ -77,11 +106,17 @@ def _validate(path: Path, check_consistency: bool, repaired: Repair | None) -> V
     tags = [*_check_metadata(model), *_check_format(model), *_check_coverage(model, recorded)]
     agreement = [] if recorded is None else check_agreement(recorded)
     if recorded is not None and not (tags or agreement):
-        agreement += _check_tags_digest(recorded)
+        embedded = recorded.embedded
+        if embedded is not None and embedded.tags_digest and not recorded.tags_intact:
+            # No other check can name what was changed.
+            message = "a tag was changed after the export"
+            agreement.append(make_finding(Code.TAG_WRONG, path.name, message))
+    # A sidecar of another graph has no tags for this one.
+    has_tags = bool(tags) or model.has_metadata or model.in_effect.source is not None
     skipped = "no tags" if check_consistency else "not asked for"
     checks = {
         "onnx": _outcome(compliance),
-        "tags": _outcome(tags) if tags or _has_tags(model) else "no tags",
+        "tags": _outcome(tags) if has_tags else "no tags",
         "consistency": skipped if recorded is None else _outcome(agreement),
     }
     findings = (*compliance, *tags, *agreement)
@@ -98,25 +133,12 @@ def _check_compliance(model: TaggedModel) -> list[Finding]:
     if missing:
         return missing
     message = check_onnx(model.path)
-    if message is None:
-        return []
-    return [make_finding(Code.ONNX_INVALID, model.path.name, " ".join(message.split()))]
-
-
-def _has_tags(model: TaggedModel) -> bool:
-    """Tell whether tags are in effect; a sidecar of another graph has none for this one."""
-    return model.has_metadata or model.in_effect.source is not None
+    name = model.path.name
+    return [make_finding(Code.ONNX_INVALID, name, " ".join(message.split()))] if message else []
 
 
 def check_onnx(path: Path) -> str | None:
-    """Run ONNX's full check on a file.
-
-    Args:
-        path: The ONNX file.
-
-    Returns:
-        The checker's message, or None if the file is valid.
-    """
+    """Run ONNX's full check on a file; return its message, or None if the file is valid."""
     try:
         checker.check_model(str(path), full_check=True)
     except Exception as error:  # the checker and shape inference raise several unrelated types
@@ -157,21 +179,12 @@ def _check_format(model: TaggedModel) -> Iterator[Finding]:
 
 
 def _format_problem(tag: NodeTag) -> tuple[Code, str] | None:
-    count, expected = tag.hierarchy_count, len(tag.hierarchy_tags)
+    path, count, expected = tag.hierarchy_path, tag.hierarchy_count, len(tag.hierarchy_tags)
     if count != expected:
         return Code.COUNT_WRONG, f"hierarchy_count: expected {expected}, got {count}"
-    path = tag.hierarchy_path
     if tag.hierarchy_tags[:1] != (path,) or path[:1] != "/" or len(path.split()) != 1:
         return Code.TAG_FORMAT, f"{path!r} is not a tag, or not the first of the node's tags"
     return None
-
-
-def _check_tags_digest(recorded: RecordedMap) -> Iterator[Finding]:
-    """Report a tag that was changed in a way that no other check can name."""
-    embedded = recorded.embedded
-    if embedded is not None and embedded.tags_digest and not recorded.tags_intact:
-        message = "a tag was changed after the export"
-        yield make_finding(Code.TAG_WRONG, recorded.model.path.name, message)
 
 
 def _check_coverage(model: TaggedModel, recorded: RecordedMap | None) -> Iterator[Finding]:
@@ -184,7 +197,9 @@ def _check_coverage(model: TaggedModel, recorded: RecordedMap | None) -> Iterato
     if not untagged or not (model.is_tagged or model.has_metadata):
         return
     sidecar_tags = None if recorded is None else recorded.sidecar_tags
-    exported = _recorded_node_count(model)
+    metadata = model.readable_metadata
+    root = None if metadata is None else metadata.modules.get("")
+    exported = 0 if root is None else root.nodes  # with a tag, by the file's own metadata
     missing = exported - sum(tag is not None for tag in model.tags)
     if sidecar_tags is not None or exported >= len(model.tags):
         for index, key in untagged:
@@ -195,8 +210,134 @@ def _check_coverage(model: TaggedModel, recorded: RecordedMap | None) -> Iterato
         yield make_finding(Code.DOC_MISSING, model.path.name, message)
 
 
-def _recorded_node_count(model: TaggedModel) -> int:
-    """Return how many nodes had a tag at export by the file's own metadata, or 0."""
-    metadata = model.readable_metadata
-    root = None if metadata is None else metadata.modules.get("")
-    return 0 if root is None else root.nodes
+def _repair(path: Path) -> Repair:
+    """Repair what can be repaired without guessing, and keep backups of the earlier files."""
+    with open_mapped(path) as data:
+        recorded = RecordedMap(TaggedModel(path, parse_model(data, path)))
+        if recorded.is_as_exported:
+            return Repair((), False, False, ())
+        if sidecar_path(path).is_dir():
+            hint = "move it away: the sidecar needs this name"
+            raise FileError(f"{sidecar_path(path)} is a folder", hint=hint)
+        plan = _Plan(recorded)
+        contents: dict[Path, list[wire.Buffer]] = {}
+        if plan.sidecar is not None:
+            contents[sidecar_path(path)] = [encode_sidecar(plan.sidecar)]
+        if plan.nodes or plan.metadata is not None:
+            contents[path] = plan.rewrite(data)
+        backups = _replace_files(path.parent, contents) if contents else ()
+    return Repair(plan.nodes, plan.metadata is not None, plan.sidecar is not None, backups)
+
+
+def _replace_files(folder: Path, contents: dict[Path, list[wire.Buffer]]) -> tuple[str, ...]:
+    """Replace files all at once, and return the names of the backups."""
+    backups: list[str] = []
+    with transaction(folder) as stage:
+        for path in (path for path in contents if path.exists()):
+            names = (f"{path.name}.bak{number or ''}" for number in itertools.count())
+            backups.append(next(name for name in names if not path.with_name(name).exists()))
+            copy = stage.work / backups[-1]
+            try:
+                os.link(path, copy)  # takes no space, but not every file system has links
+            except OSError:
+                shutil.copyfile(path, copy)
+            stage.publish(copy, copy.name)
+        for path, content in contents.items():
+            stage.publish(stage.write(path.name, content), path.name)
+        stage.commit()
+    return tuple(backups)
+
+
+class _Plan:
+    """What to write: new tags for `nodes`, and the metadata and sidecar if they are not None."""
+
+    def __init__(self, recorded: RecordedMap) -> None:
+        self.recorded = recorded
+        self.model = recorded.model
+        self.has_map = self.model.is_tagged or self.model.has_metadata
+        self.tags: Sequence[NodeTag | None] = self.model.tags
+        self.is_proven = self._is_proven()
+        if self.has_map and recorded.records is not None and self.is_proven:
+            self.tags = self._restore_tags()
+        self.nodes = tuple(
+            node.key
+            for (node, old), new in zip(self.model.items(), self.tags, strict=True)
+            if new is not None and new != old
+        )
+        self.metadata = self._restore_metadata()
+        self.sidecar = self._restore_sidecar()
+
+    def _is_proven(self) -> bool:
+        """Return whether the trusted tags are the nodes' own, or the sidecar's and add up."""
+        recorded = self.recorded
+        if recorded.tags is self.model.tags or recorded.sidecar_intact:
+            return True
+        counts = recorded.node_counts()
+        return all(counts[path] == record.nodes for path, record in recorded.modules.items())
+
+    def _restore_tags(self) -> list[NodeTag | None]:
+        """Return the trusted tags, with consumers recomputed where those are certain too."""
+        recorded, graph = self.recorded, self.model.graph
+        changed_values = TopologyCheck(recorded).changed_values
+        carried = recorded.carried_tags()
+        certain = [
+            tag is not None and carried.get(tag.hierarchy_module) == tag.hierarchy_path
+            for tag in recorded.tags
+        ]
+        tags: list[NodeTag | None] = []
+        for index, (node, old) in enumerate(self.model.items()):
+            tag = recorded.tags[index]
+            if tag is None or not certain[index]:
+                tags.append(old)
+                continue
+            consumers = graph.consumers_of(index)
+            if changed_values.isdisjoint(node.outputs) and all(certain[i] for i in consumers):
+                every = tags_of_node(node, tag.hierarchy_path, recorded.consumers)
+                tag = msgspec.structs.replace(tag, hierarchy_tags=every, hierarchy_count=len(every))
+            # The sidecar does not record the doc_string that was there before the export.
+            doc = None if old is None else old.doc
+            tags.append(tag if tag.doc == doc else msgspec.structs.replace(tag, doc=doc))
+        return tags
+
+    def _restore_metadata(self) -> EmbeddedMap | None:
+        """Restore the metadata from the sidecar, if its digest or the node counts prove it."""
+        recorded = self.recorded
+        if not self.has_map or recorded.sidecar is None or recorded.embedded is not None:
+            return None
+        new = embedded_map(recorded.sidecar, recorded.compute_tags_digest(self.tags))
+        if recorded.changed_metadata is not None:
+            return new if new.digest == recorded.changed_metadata.digest else None
+        return new if self.is_proven else None
+
+    def _restore_sidecar(self) -> Sidecar | None:
+        """Rebuild the sidecar from the file, if the result is the one that was exported."""
+        embedded = self.metadata or self.recorded.embedded
+        if embedded is None or self.recorded.sidecar_intact:
+            return None
+        new = complete_sidecar(
+            self.model.graph, self.tags, embedded.model, embedded.export, embedded.modules
+        )
+        is_proven = text_digest(encode_sidecar(new)) == embedded.sidecar_digest
+        return new if is_proven and new != self.recorded.sidecar else None
+
+    def rewrite(self, data: wire.Buffer) -> list[wire.Buffer]:
+        """Return the file with the repaired parts; all other bytes stay as they are."""
+        pairs = zip(self.model.tags, self.tags, strict=True)
+
+        def edit_doc(text: bytes | None) -> bytes | None:
+            pair = next(pairs, None)
+            if pair is None:
+                message = "the file has more nodes than onnx parses"
+                raise FormatError(message, hint="export the model again")
+            old, new = pair
+            return text if new is None or new == old else encode_tag(new)
+
+        if self.metadata is None:
+            return rewrite_doc_strings(data, edit_doc)
+        entry = (METADATA_KEY, encode_embedded(self.metadata))
+        return rewrite_doc_strings(
+            data,
+            edit_doc,
+            add_metadata=entry,
+            rename_metadata=lambda key: None if key == METADATA_KEY else key,
+        )

@@ -24,7 +24,10 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 Finder = Callable[[Facts, Mapping[int, Site]], Mapping[int, Site]]
-"""Given the facts and the sites of the settled nodes, return the sites of others."""
+"""Given the facts and the sites of the settled nodes, return the sites of others.
+
+The functions called `by_…` are of this kind.
+"""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -36,26 +39,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """Gets the facts and the sites of the settled nodes by index; returns the sites of others."""
 
 
-class Attribution(msgspec.Struct, frozen=True):
-    """The answer for one node: the exact module, which of its calls, and why."""
-
-    path: str
-    call: int | None
-    method: str
-    covers: tuple[str, ...] = ()
-    """The modules whose operations the node implements, sorted, if they are several."""
-
-
 def by_scope(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
-    """Find the call in which each node's operation ran, where the exporter recorded it.
-
-    Args:
-        facts: The facts.
-        settled: The sites of the settled nodes.
-
-    Returns:
-        The sites of other nodes.
-    """
+    """Find the call in which each node's operation ran, where the exporter recorded it."""
     return {
         index: site
         for index in range(len(facts.graph.nodes))
@@ -76,13 +61,6 @@ def by_parameter(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
     and the one nearest to the neighbours of the node is taken; where that does not decide, there
     is no answer. A node that consumes initializers only prepares them for others, and is no
     evidence of who needs them.
-
-    Args:
-        facts: The facts.
-        settled: The sites of the settled nodes.
-
-    Returns:
-        The sites of other nodes.
     """
     owners = _agreed_owners(facts, settled)
     only_calls = facts.trace.log.only_calls()
@@ -101,13 +79,6 @@ def by_parameter_in_use(facts: Facts, settled: Mapping[int, Site]) -> dict[int, 
     """Find the module as `by_parameter` does, if it ran.
 
     A module whose parameter another module consumes itself has no nodes.
-
-    Args:
-        facts: The facts.
-        settled: The sites of the settled nodes.
-
-    Returns:
-        The sites of other nodes.
     """
     ran = {call.path for call in facts.trace.log.calls}
     return {index: site for index, site in by_parameter(facts, settled).items() if site.path in ran}
@@ -219,13 +190,6 @@ def by_dataflow(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
 
     A node in a subgraph takes the module of the enclosing node, and a node of a local function the
     common ancestor of the nodes that call the function.
-
-    Args:
-        facts: The facts.
-        settled: The sites of the settled nodes.
-
-    Returns:
-        The sites of other nodes.
     """
     known: dict[int, Site] = dict(settled)
     nodes = facts.graph.nodes
@@ -278,15 +242,7 @@ def _common_site(facts: Facts, sites: list[Site]) -> Site:
 
 
 def by_agreement(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
-    """Find the module of a node's consumers, only where all are settled and have the same one.
-
-    Args:
-        facts: The facts.
-        settled: The sites of the settled nodes.
-
-    Returns:
-        The sites of other nodes.
-    """
+    """Find the module of a node's consumers, only where all are settled and have the same one."""
     agreed: dict[int, Site] = {}
     for index in reversed(range(len(facts.graph.nodes))):
         if index in settled:
@@ -299,13 +255,5 @@ def by_agreement(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
 
 
 def by_root(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
-    """Give every node that is not settled to the model itself.
-
-    Args:
-        facts: The facts.
-        settled: The sites of the settled nodes.
-
-    Returns:
-        The sites of other nodes.
-    """
+    """Give every node that is not settled to the model itself."""
     return {index: Site("") for index in range(len(facts.graph.nodes)) if index not in settled}

@@ -1,4 +1,4 @@
-"""The map of an export: the record of each module, the tag of each node, and how it is written."""
+"""The map of an export: the record of each module and the tag of each node."""
 
 from __future__ import annotations
 
@@ -7,37 +7,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
-from modelexport.attribution.evidence import Attribution, Facts
-from modelexport.graph.flat import Graph
-from modelexport.modules.record import ModuleRecord, ModuleStatus, NodeTag
+from modelexport.attribution.evidence import Facts
+from modelexport.modules.record import Attribution, ModuleRecord, ModuleStatus
 from modelexport.modules.tags import nearest_tags
 from modelexport.modules.tree import ModuleTree
-from modelexport.onnx_file import wire
-from modelexport.onnx_file.doc_strings import rewrite_doc_strings
-from modelexport.tagged.records import (
-    METADATA_KEY,
-    EmbeddedMap,
-    ExportRecord,
-    ModelRecord,
-    Sidecar,
-    encode_embedded,
-    encode_tag,
-    tags_digest,
-)
-from modelexport.tagged.tables import complete_sidecar, consumer_tags, embedded_map, tags_of_node
-
-
-class HierarchyMap(msgspec.Struct, frozen=True):
-    """Everything that an export writes beside the baseline's own bytes."""
-
-    node_tags: tuple[NodeTag | None, ...]
-    """The tag of each node in the order of the graph; None for a node without one."""
-    sidecar: Sidecar
-
-    @property
-    def embedded(self) -> EmbeddedMap:
-        """The part of the map that goes into the model file itself."""
-        return embedded_map(self.sidecar, tags_digest(self.sidecar.nodes, self.node_tags))
+from modelexport.tagged.hierarchy_map import HierarchyMap, tag_nodes
+from modelexport.tagged.records import ExportRecord, ModelRecord
+from modelexport.tagged.tables import complete_sidecar
 
 
 def build_map(
@@ -55,33 +31,10 @@ def build_map(
         attributions: The module of each node, in the order of the graph.
         model: The record of the model.
         export: The record of the export.
-
-    Returns:
-        The map.
     """
     modules = _module_records(facts, tags, attributions)
-    node_tags = _node_tags(facts.graph, attributions, nearest_tags(facts.tree, tags))
+    node_tags = tag_nodes(facts.graph, attributions, nearest_tags(facts.tree, tags))
     return HierarchyMap(node_tags, complete_sidecar(facts.graph, node_tags, model, export, modules))
-
-
-def tagged_chunks(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffer]:
-    """Add the map to the bytes of a model.
-
-    Args:
-        data: The baseline.
-        hierarchy: Its map.
-
-    Returns:
-        The tagged file in chunks.
-    """
-    tags = iter(hierarchy.node_tags)
-
-    def edit_doc_string(old: bytes | None) -> bytes | None:
-        tag = next(tags)
-        return old if tag is None else encode_tag(tag)
-
-    embedded = (METADATA_KEY, encode_embedded(hierarchy.embedded))
-    return rewrite_doc_strings(data, edit_doc_string, add_metadata=embedded)
 
 
 def _module_records(
@@ -186,26 +139,3 @@ def _called_in(facts: Facts, calls: Mapping[str, int]) -> dict[str, tuple[int, .
             index = -1 if outer is None else log.calls[outer].index
             called_in.setdefault(call.path, []).append(index)
     return {path: tuple(indices) for path, indices in called_in.items()}
-
-
-def _node_tags(
-    graph: Graph, attributions: Sequence[Attribution | None], tag_of: Mapping[str, str]
-) -> tuple[NodeTag | None, ...]:
-    """Return the tag of each node, with the tags of the modules that consume its outputs."""
-    primary = [None if answer is None else tag_of[answer.path] for answer in attributions]
-    consumers = consumer_tags(graph, primary)
-    node_tags: list[NodeTag | None] = []
-    for node, proto, answer, tag in zip(
-        graph.nodes, graph.protos, attributions, primary, strict=True
-    ):
-        if answer is None or tag is None:
-            node_tags.append(None)
-            continue
-        tags = tags_of_node(node, tag, consumers)
-        doc = proto.doc_string if proto.HasField("doc_string") else None
-        node_tags.append(
-            NodeTag(
-                tags, tag, len(tags), answer.method, answer.path, answer.call, answer.covers, doc
-            )
-        )
-    return tuple(node_tags)

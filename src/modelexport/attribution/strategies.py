@@ -8,7 +8,6 @@ from importlib.metadata import EntryPoint, entry_points
 import msgspec
 
 from modelexport.attribution.evidence import (
-    Attribution,
     Evidence,
     Facts,
     by_agreement,
@@ -21,7 +20,7 @@ from modelexport.attribution.evidence import (
 from modelexport.capture.trace import Site
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
 from modelexport.exporters import EXPORTER_NAMES
-from modelexport.modules.record import Method
+from modelexport.modules.record import Attribution, Method
 
 ENTRY_POINTS = "modelexport.strategies"
 
@@ -85,7 +84,7 @@ def register_strategy(strategy: Strategy) -> None:
     if strategy.exporter not in EXPORTER_NAMES:
         raise ArgumentError(
             f"strategy {strategy.name!r} names the exporter {strategy.exporter!r}",
-            hint=_choices(EXPORTER_NAMES),
+            hint=f"known: {', '.join(EXPORTER_NAMES)}",
         )
     if strategy.name == ExportStrategy.AUTO or _REGISTRY.get(strategy.name, strategy) != strategy:
         raise ArgumentError(
@@ -95,13 +94,7 @@ def register_strategy(strategy: Strategy) -> None:
 
 
 def find_strategy(name: str) -> Strategy:
-    """Find a strategy by its name.
-
-    Args:
-        name: The name; of installed packages only the one that provides it is loaded.
-
-    Returns:
-        The strategy.
+    """Find a strategy by its name; of installed packages only the one that provides it is loaded.
 
     Raises:
         ArgumentError: There is none, or its package cannot be loaded.
@@ -110,8 +103,8 @@ def find_strategy(name: str) -> Strategy:
         return _REGISTRY[name]
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in points:
-        known = dict.fromkeys((ExportStrategy.AUTO.value, *_REGISTRY, *points))
-        raise ArgumentError(f"there is no strategy {str(name)!r}", hint=_choices(tuple(known)))
+        known = ", ".join(dict.fromkeys((ExportStrategy.AUTO.value, *_REGISTRY, *points)))
+        raise ArgumentError(f"there is no strategy {str(name)!r}", hint=f"known: {known}")
     return _load(points[name])
 
 
@@ -133,19 +126,8 @@ def _load(point: EntryPoint) -> Strategy:
     return strategy
 
 
-def _choices(names: tuple[str, ...]) -> str:
-    return f"known: {', '.join(names)}"
-
-
 def attribute(strategy: Strategy, facts: Facts) -> list[Attribution | None]:
-    """Find the module of each node with the evidence of a strategy.
-
-    Args:
-        strategy: The strategy.
-        facts: What its evidence is drawn from.
-
-    Returns:
-        The answer for each node in the order of the graph, None where there is none.
+    """Find the module of each node with the evidence of a strategy; None where it has no answer.
 
     Raises:
         ArgumentError: The strategy names a module that the model does not have.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from modelexport.checks import check_options, graph_files
 from modelexport.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -22,6 +22,7 @@ from modelexport.errors import (
 )
 from modelexport.onnx_file.model_file import StrPath, as_path, check_regular_file, is_file
 from modelexport.options import SOURCE_KEYWORDS, ExportOptions, resolve_names
+from modelexport.request import check_options, graph_files
 
 _WRITE = (
     'write [[jobs]] with model = "..." and output = "m.onnx", and what they share under [defaults]'
@@ -123,20 +124,7 @@ def given_jobs(
     output_dir: StrPath | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Batch:
-    """Make a batch of jobs given as records or dicts; relative paths start from the current folder.
-
-    Args:
-        jobs: The jobs.
-        output_dir: Where outputs go, instead of the current folder.
-        defaults: Options for all jobs that do not set them.
-
-    Returns:
-        The batch.
-
-    Raises:
-        ArgumentTypeError: A job is neither a record nor a dict.
-        FormatError: A job cannot work.
-    """
+    """Make a batch of records or dicts; relative paths start from the current folder."""
     folder = Path.cwd()
     given = []
     for number, job in enumerate(jobs, 1):
@@ -202,18 +190,23 @@ def _make_jobs(
 def _check_defaults(where: str, defaults: Mapping[str, Any]) -> None:
     """Check the defaults by themselves, so that a message does not blame a job for them."""
     job = _convert(where, {"model": "", **_resolve(where, defaults)})
-    try:
+    with _locate_errors(where):
         check_limits(job.timeout, job.memory)
-    except (ArgumentError, FormatError) as error:
+
+
+@contextmanager
+def _locate_errors(where: str) -> Iterator[None]:
+    """Say in the message of an error where the job is."""
+    try:
+        yield
+    except (ArgumentError, FormatError, UnknownOptionError) as error:
         raise FormatError(f"{where}: {error.message}", hint=error.hint) from error
 
 
 def _resolve(where: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     own = set(BatchJob.__struct_fields__) - set(ExportOptions.__struct_fields__)
-    try:
+    with _locate_errors(where):
         return resolve_names(fields, SOURCE_KEYWORDS, also=sorted(own))
-    except UnknownOptionError as error:
-        raise FormatError(f"{where}: {error.message}", hint=error.hint) from error
 
 
 def _convert(where: str, fields: Mapping[str, Any]) -> BatchJob:
@@ -233,10 +226,8 @@ def _complete_job(where: str, job: BatchJob, folder: Path, outputs: Path) -> Bat
             f"{where}: no file can have the name {job.name!r}",
             hint="give the job an output of its own",
         )
-    try:
+    with _locate_errors(where):
         _check_job(job, output, folder)
-    except (ArgumentError, FormatError) as error:
-        raise FormatError(f"{where}: {error.message}", hint=error.hint) from error
     files = graph_files(job)
     if job.graphml_output is not None:
         files["graphml_output"] = job.graphml_output
@@ -269,16 +260,7 @@ def _check_job(job: BatchJob, output: str, folder: Path) -> None:
 
 
 def check_limits(timeout: float | None, memory: int | str | None) -> None:
-    """Raise for limits that no job can have.
-
-    Args:
-        timeout: Seconds.
-        memory: Bytes, or a size such as "4 GiB".
-
-    Raises:
-        ArgumentError: A limit is out of range.
-        FormatError: The memory is not a size.
-    """
+    """Raise for limits that no job can have."""
     if timeout is not None and not 0 < timeout < _LONGEST_TIMEOUT:
         raise ArgumentError(
             f"timeout must be a positive number of seconds, got {timeout:g}",
@@ -291,17 +273,7 @@ def check_limits(timeout: float | None, memory: int | str | None) -> None:
 
 
 def as_bytes(memory: int | str) -> int:
-    """Convert a size as people write it to bytes; each unit is 1024 times the one below.
-
-    Args:
-        memory: Bytes, or a text such as "512", "1.5g" or "4 GiB".
-
-    Returns:
-        The number of bytes.
-
-    Raises:
-        FormatError: The text is not a size.
-    """
+    """Convert a size as people write it to bytes; each unit is 1024 times the one below."""
     if isinstance(memory, int):
         return memory
     match = _MEMORY.fullmatch(memory)

@@ -71,15 +71,7 @@ def file_digest(path: Path) -> str:
 
 
 def job_digest(job: BatchJob, folder: Path) -> str:
-    """Compute a digest of everything that decides the outputs of a job.
-
-    Args:
-        job: The job; its options count, its limits do not.
-        folder: The folder that its paths start from; the local files that it names count.
-
-    Returns:
-        The digest, which the versions of torch, onnx and modelexport change too.
-    """
+    """Compute a digest of what decides the outputs of a job: options, local files, versions."""
     digest = hashlib.sha256()
     options = {
         name: value for name, value in msgspec.structs.asdict(job).items() if name not in _LIMITS
@@ -112,16 +104,7 @@ def _local_files(job: BatchJob, folder: Path) -> list[Path]:
 
 
 def is_unchanged(result: JobResult, job: BatchJob, folder: Path) -> bool:
-    """Tell whether a job is done, and neither it nor its outputs have changed since.
-
-    Args:
-        result: An earlier result of the job.
-        job: The job as it is now.
-        folder: The folder that its paths start from.
-
-    Returns:
-        True if the job need not run again.
-    """
+    """Tell whether a job is done, and neither it nor its outputs have changed since."""
     if result.status != DONE or not result.files or result.output != job.output:
         return False
     outputs = Path(job.output).parent
@@ -143,15 +126,7 @@ class ResultsFile:
         self.path = path
 
     def read(self) -> dict[str, JobResult]:
-        """Read the last result of each job.
-
-        Returns:
-            The results by job; lines that are not results, such as a last one that is cut short,
-            are left out.
-
-        Raises:
-            FileError: The file cannot be read.
-        """
+        """Read the last result of each job; lines that are no results are passed over."""
         try:
             check_regular_file(self.path)
             lines = self.path.read_bytes().splitlines()
@@ -164,26 +139,12 @@ class ResultsFile:
         return {result.name: result for result in _decode(lines)}
 
     def start(self, kept: Iterable[JobResult]) -> None:
-        """Rewrite the file.
-
-        Args:
-            kept: The results that it begins with.
-
-        Raises:
-            FileError: The file cannot be written.
-        """
+        """Rewrite the file with the results that are kept."""
         check_regular_file(self.path)
         write_file(check_output_path(self.path, suffix=""), b"".join(map(_encode, kept)))
 
     def add(self, result: JobResult) -> None:
-        """Append a result.
-
-        Args:
-            result: The result.
-
-        Raises:
-            FileError: The file cannot be written.
-        """
+        """Append a result."""
         try:
             with self.path.open("ab") as file:
                 file.write(_encode(result))

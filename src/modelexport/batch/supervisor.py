@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from modelexport.batch import watchdog
 from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import CRASHED, OUT_OF_MEMORY, TIMED_OUT, JobResult
 from modelexport.batch.worker import JobRequest, WorkerMessage
@@ -27,6 +26,19 @@ _LOG_LINES, _LONGEST_LINE = 20, 500
 _NO_MEMORY = b"bad_alloc"
 _LAST_READS = 1000
 _CONTAINER_MEMORY = Path("/sys/fs/cgroup/memory.max")
+_WATCHDOG = """
+import os, signal, sys
+if not os.fork() and not sys.stdin.buffer.read():
+    try:
+        os.killpg(int(sys.argv[1]), signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+"""
+"""A program that kills a process group if its stdin ends without a word: the supervisor died.
+
+It forks, since what kills the supervisor may kill its children as well: Ray does. The supervisor
+waits for the parent's exit, and so knows that the watchdog is there.
+"""
 
 
 class StoppedError(Exception):
@@ -43,9 +55,6 @@ def run_job(
         folder: The folder that its paths start from.
         share: How many jobs share the memory and the cores of the machine.
         stopped: Asked several times a second whether the batch is stopped.
-
-    Returns:
-        The result, however the process ended.
 
     Raises:
         StoppedError: The batch is stopped; the processes of the job are killed.
@@ -112,8 +121,8 @@ def _run(request: JobRequest, folder: Path, stopped: Callable[[], bool]) -> JobR
 def _start_watchdog(group: int) -> subprocess.Popen[bytes]:
     """Start a process that kills a process group when its standard input ends with this process."""
     return subprocess.Popen(
-        # -I -S: it needs no package, and nothing of the environment reaches it.
-        [sys.executable, "-I", "-S", watchdog.__file__, str(group)],
+        # -I -S: it starts in milliseconds, and nothing of the environment reaches it.
+        [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(group)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

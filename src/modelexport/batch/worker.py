@@ -76,15 +76,7 @@ def _send(messages: BinaryIO, message: WorkerMessage) -> None:
 
 
 def run(job: BatchJob, on_step: Callable[[str], None]) -> JobResult:
-    """Run one job in this process.
-
-    Args:
-        job: The job.
-        on_step: Called with the name of each step as it begins.
-
-    Returns:
-        The result; whatever is raised becomes one too.
-    """
+    """Run one job in this process; whatever it raises becomes a result too."""
     try:
         on_step("read the job")
         digest = job_digest(job, Path.cwd())

@@ -18,16 +18,13 @@ from torch.export import ExportedProgram
 # its base class. If torch moves it, importing the exporter fails.
 from torch.onnx._internal.exporter._errors import ConversionError
 
-from modelexport.capture.calls import CallLog
-from modelexport.capture.dynamo_evidence import read_trace
-from modelexport.capture.dynamo_translation import watch_translation
+from modelexport.capture.dynamo_evidence import Translation, read_trace, watch_translation
 from modelexport.capture.fx_trace import FxTraceReader
+from modelexport.capture.hooks import filter_outputs, record_calls, unique_names
 from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.model_state import preserve_model, silence_torch, swap_attributes
 from modelexport.capture.module_tree import forward_args
-from modelexport.capture.outputs import filter_outputs, unique_names
-from modelexport.capture.recorder import record_calls
-from modelexport.capture.trace import Baseline, Site, TorchOptions, Trace
+from modelexport.capture.trace import Baseline, CallLog, Site, TorchOptions, Trace
 from modelexport.errors import ArgumentError
 from modelexport.graph.flat import subgraph_prefix
 from modelexport.modules.tree import ModuleTree
@@ -56,7 +53,11 @@ def export(
         ArgumentError: An output name of the options is the name of another value.
     """
     if isinstance(model, ExportedProgram):
-        return _export_program(model, tree, target, options)
+        # A program has its inputs, shapes and calls in it already.
+        names = {"input_names": options.input_names, "output_names": options.output_names}
+        written, translation = _run_torch(model, (), target, options, **names)
+        trace = read_trace(written, tree, CallLog(), FxTraceReader(), translation)
+        return _baseline(written, trace, target, options)
     try:
         return _export_once(model, tree, inputs, target, options)
     except ConversionError as error:
@@ -78,19 +79,16 @@ def _export_once(
         filter_outputs(model, names or ()) as shape,
         record_calls(model, tree, reader) as recorder,
         watch_branches(model, tree) as branches,
-        watch_translation() as translation,
-        _unique_output_names(chosen=options.output_names is not None),
-        silence_torch(options.verbose),
     ):
-        written: Any = torch.onnx.export(
+        written, translation = _run_torch(
             model,
             inputs.for_torch,
-            str(target),
+            target,
+            options,
             kwargs=inputs.kwargs or None,
             input_names=names,
             output_names=options.output_names or shape.names,
             dynamic_shapes=_add_missing_inputs(model, inputs, options.dynamic_shapes),
-            **_common_arguments(options),
         )
     trace = read_trace(written, tree, recorder.log(), reader, translation)
     scopes = {**trace.scopes, **dict(branches.sites(written.model.graph))}
@@ -100,9 +98,8 @@ def _export_once(
 
 def _add_missing_inputs(model: nn.Module, inputs: ModelInputs, dynamic_shapes: Any) -> Any:
     """Return dynamic shapes by name with an entry for every input, as torch.export needs them."""
-    if not isinstance(dynamic_shapes, Mapping) or not all(
-        isinstance(name, str) for name in dynamic_shapes
-    ):
+    by_name = isinstance(dynamic_shapes, Mapping)
+    if not by_name or not all(isinstance(name, str) for name in dynamic_shapes):
         return dynamic_shapes
     arguments = list(forward_args(model))
     shapes: dict[str, Any] = dict.fromkeys((*arguments[: len(inputs.args)], *inputs.kwargs))
@@ -114,35 +111,31 @@ def _add_missing_inputs(model: nn.Module, inputs: ModelInputs, dynamic_shapes: A
     return {**{n: dims for n, dims in shapes.items() if n not in extra}, keywords: extra}
 
 
-def _export_program(
-    program: ExportedProgram, tree: ModuleTree, target: Path, options: TorchOptions
-) -> Baseline:
-    """Export a program, which has its inputs, shapes and calls in it already."""
+def _run_torch(
+    model: nn.Module | ExportedProgram,
+    args: tuple[Any, ...],
+    target: Path,
+    options: TorchOptions,
+    **arguments: Any,
+) -> tuple[Any, Translation]:
+    """Let torch write the file; return its `ONNXProgram`, and what became of the nodes."""
     with (
         watch_translation() as translation,
-        _unique_output_names(chosen=True),
+        _unique_output_names(chosen=options.output_names is not None),
         silence_torch(options.verbose),
     ):
         written = torch.onnx.export(
-            program,
-            (),
+            model,
+            args,
             str(target),
-            input_names=options.input_names,
-            output_names=options.output_names,
-            **_common_arguments(options),
+            dynamo=True,
+            verbose=options.verbose,
+            optimize=options.optimize,
+            opset_version=options.opset_version,
+            external_data=options.external_data is not False,
+            **arguments,
         )
-    trace = read_trace(written, tree, CallLog(), FxTraceReader(), translation)
-    return _baseline(written, trace, target, options)
-
-
-def _common_arguments(options: TorchOptions) -> dict[str, Any]:
-    return {
-        "dynamo": True,
-        "verbose": options.verbose,
-        "optimize": options.optimize,
-        "opset_version": options.opset_version,
-        "external_data": True if options.external_data is None else options.external_data,
-    }
+    return written, translation
 
 
 def _baseline(
@@ -200,23 +193,13 @@ class BranchModules:
     """
 
     def __init__(self, model: nn.Module, tree: ModuleTree) -> None:
-        """Start without subgraphs.
-
-        Args:
-            model: The model.
-            tree: Its modules.
-        """
         self._paths = {str(id(model.get_submodule(path))): path for path in tree}
         self._compiled: list[tuple[torch.fx.GraphModule, dict[str, str]]] = []
         self.ran: set[str] = set()
         """The modules that ran in subgraphs."""
 
     def read(self, captured: torch.fx.GraphModule) -> None:
-        """Note the modules of a captured program and of the subgraphs in it.
-
-        Args:
-            captured: What dynamo compiled.
-        """
+        """Note the modules of a captured program and of the subgraphs in it."""
         for graph_module in captured.modules():
             if isinstance(graph_module, torch.fx.GraphModule):
                 module_of: dict[str, str] = {}
@@ -230,14 +213,7 @@ class BranchModules:
                 self._compiled.append((graph_module, module_of))
 
     def sites(self, graph: Any) -> Iterator[tuple[str, Site]]:
-        """Find the modules of the nodes in the subgraphs of an ONNX graph.
-
-        Args:
-            graph: The graph as written.
-
-        Yields:
-            The key of each output of such a node, and the module that it ran in.
-        """
+        """Find the modules of the nodes in the subgraphs of an ONNX graph."""
         if not self.ran:
             return
         # The code of a module is generated when it first runs, so its file has a name only now.
@@ -262,15 +238,7 @@ def _subgraphs(node: Any, prefix: str) -> Iterator[tuple[Any, str]]:
 
 @contextmanager
 def watch_branches(model: nn.Module, tree: ModuleTree) -> Iterator[BranchModules]:
-    """Watch what dynamo compiles for subgraphs while the block exports the model.
-
-    Args:
-        model: The model.
-        tree: Its modules.
-
-    Yields:
-        The modules of the operations in subgraphs.
-    """
+    """Watch what dynamo compiles for subgraphs while the block exports the model."""
     # Private: higher-order operators choose this backend for the functions they are given, and
     # there is no option to choose another. If torch renames it, entering the block fails; if it
     # uses another one, nodes in subgraphs take the module of the enclosing node.

@@ -1,16 +1,24 @@
-"""Read the evidence of a dynamo export."""
+"""Watch a dynamo export from the translation through the optimiser, and read its evidence."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from modelexport.capture.calls import Call, CallLog
-from modelexport.capture.dynamo_translation import Translation, describe_node
-from modelexport.capture.fx_trace import Decomposition, FxTraceReader, TracedNode, operation_of
-from modelexport.capture.trace import Operation, Site, Trace, ValueMatcher, covered_modules
+from modelexport.capture.fx_trace import Decomposition, FxTraceReader, align_origins
+from modelexport.capture.model_state import swap_attributes
+from modelexport.capture.trace import (
+    Call,
+    CallLog,
+    Operation,
+    Site,
+    Trace,
+    ValueMatcher,
+    covered_modules,
+)
 from modelexport.modules.tree import ModuleTree
 
 # torch writes these names and marks, and documents none of them. Where one changes, nodes of
@@ -19,8 +27,141 @@ _MODULE_STACK = "nn_module_stack"
 """Metadata of an FX node: the modules that it ran in, by call, the innermost last."""
 _REPEATED_CALL = re.compile(r"@\d+$")
 """The mark on the path of a module in the stacks of its second and later calls."""
+_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+"""Metadata of an ONNX node: the module paths of an FX node, then its name, as a printed list."""
 _NON_STRICT = "TorchExportNonStrictStrategy"
 """The one way to capture in which Python, and so the hooks, run."""
+
+
+class Translation:
+    """The ONNX graph as first translated, and what the optimiser does with its nodes."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.fx_names: dict[str, str] = {}
+        """By ONNX value, the name of the FX node that it was translated from."""
+        self.outputs: list[str] = []
+        self._initializers: dict[str, Any] = {}
+        self._origins: dict[int, tuple[Any, dict[str, None]]] = {}
+        """By the id of an ONNX node, the node and the FX nodes it implements.
+
+        It holds the nodes so that no other object gets the id of a removed one.
+        """
+
+    def read(self, model: Any) -> None:
+        """Read the graph as first translated, before version conversion."""
+        graph = model.graph
+        self.operations = [describe_node(node) for node in graph]
+        self.fx_names = dict(_fx_names(graph))
+        self.outputs = [value.name for value in graph.outputs]
+        self._initializers = {name: v.const_value for name, v in graph.initializers.items()}
+
+    def begin(self, model: Any) -> None:
+        """Note which FX node each node implements, after version conversion."""
+        for node in model.graph:
+            names = (self.fx_names[v.name] for v in node.outputs if v.name in self.fx_names)
+            self._origins[id(node)] = (node, dict.fromkeys(names))
+
+    def replace(self, old: Iterable[Any], new: Iterable[Any]) -> None:
+        """Note that the optimiser replaced nodes; the first old one computed the result."""
+        names = {name: None for node in old for name in self.fx_nodes_of(node)}
+        for node in new:
+            self._origins[id(node)] = (node, {**self.fx_nodes_of(node), **names})
+
+    def fx_nodes_of(self, node: Any) -> dict[str, None]:
+        """Return the FX nodes that an ONNX node implements, that of its result first."""
+        return self._origins[id(node)][1] if id(node) in self._origins else {}
+
+    def changed_initializers(self, graph: Any) -> frozenset[str]:
+        """Return the initializers to which the optimiser gave other values under their old names.
+
+        It does so when it fuses a scale into them. An initializer that an operation used to
+        compute is the folded value of that operation, and unchanged.
+        """
+        folded = {name for operation in self.operations for name in operation.outputs}
+        return frozenset(
+            name
+            for name, value in graph.initializers.items()
+            if name not in folded and value.const_value is not self._initializers.get(name)
+        )
+
+
+@contextmanager
+def watch_translation() -> Iterator[Translation]:
+    """Watch the translated graph, and each step of the optimiser, while the block runs."""
+    # Private, all three, because neither torch nor onnxscript calls back:
+    # - Version conversion drops the metadata of nodes, so the evidence has to be read before it.
+    #   The exporter calls it as an attribute of `onnxscript_apis`.
+    # - Of the nodes that the optimiser fuses, the file keeps the metadata of one. It merges the
+    #   metadata whenever a rewrite rule replaces nodes.
+    # - It removes common subexpressions one by one.
+    # If one is renamed, entering the block fails; if one is called no more, fused nodes lose their
+    # `hierarchy_covers` and nodes their scopes, which tests/test_value.py shows.
+    from onnx_ir.passes.common import common_subexpression_elimination as elimination
+    from onnxscript.utils.metadata_merger import MetadataMerger
+    from torch.onnx._internal.exporter import _core
+
+    translation = Translation()
+    apis: Any = vars(_core)["onnxscript_apis"]
+    convert = apis.convert_version
+    merge = MetadataMerger.copy_merged_metadata
+    eliminate = elimination._remove_node_and_replace_values
+
+    def convert_version(model: Any, version: int) -> Any:
+        translation.read(model)
+        converted = convert(model, version)
+        translation.begin(converted)
+        return converted
+
+    def copy_merged_metadata(merger: Any, from_nodes: Iterable[Any], to: Any) -> None:
+        merge(merger, from_nodes, to)
+        translation.replace(from_nodes, to if isinstance(to, Iterable) else (to,))
+
+    def remove_node_and_replace_values(
+        graph: Any, /, remove_node: Any, remove_values: Any, new_values: Any
+    ) -> None:
+        translation.replace((remove_node,), [value.producer() for value in new_values][:1])
+        eliminate(graph, remove_node, remove_values, new_values)
+
+    with (
+        swap_attributes(apis, convert_version=convert_version),
+        swap_attributes(MetadataMerger, copy_merged_metadata=copy_merged_metadata),
+        swap_attributes(
+            elimination, _remove_node_and_replace_values=remove_node_and_replace_values
+        ),
+    ):
+        yield translation
+
+
+def describe_node(node: Any) -> Operation:
+    """Describe a node, so that it can be recognised after the optimiser.
+
+    Its attributes are read now, because the optimiser changes them in place.
+    """
+    attributes = tuple(sorted((name, _attribute_key(a)) for name, a in node.attributes.items()))
+    kind = (node.domain, node.op_type, attributes)
+    return Operation(
+        tuple(value.name or "" for value in node.outputs),
+        tuple("" if value is None else value.name or "" for value in node.inputs),
+        lambda: kind,
+        not attributes,
+    )
+
+
+def _attribute_key(attribute: Any) -> str:
+    value = attribute.value
+    if isinstance(value, int | float | str | list | tuple):
+        return repr(value)
+    return repr((getattr(value, "dtype", None), getattr(value, "shape", None)))
+
+
+def _fx_names(graph: Any) -> Iterator[tuple[str, str]]:
+    """Yield each value with the name of the FX node that it was translated from."""
+    for node in graph:
+        scopes = node.metadata_props.get(_NAME_SCOPES)
+        if scopes:
+            fx_name = scopes.rpartition(", ")[2].strip("[]'\"")
+            yield from ((value.name, fx_name) for value in node.outputs if value.name)
 
 
 def read_trace(
@@ -38,25 +179,26 @@ def read_trace(
     Returns:
         The evidence, in terms of the names of the file.
     """
-    exported = program.exported_program
+    exported, graph = program.exported_program, program.model.graph
     fx_nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
     # Private: the name of the way in which torch captured the model. Hooks run in one of them only;
     # without the attribute the calls are read from the module stacks.
     if not log.calls or getattr(program, "_capture_strategy", None) != _NON_STRICT:
         log = _log_from_stacks(fx_nodes, tree)
-    origins = {node.name: _origin(node, log) for node in fx_nodes}
-    origins = _align_blocks(fx_nodes, origins, log, reader)
+    origins = align_origins(fx_nodes, log, reader)
     sites = {
         node.name: sites
         for node in fx_nodes
         if (sites := _sites(node, origins[node.name], log, tree))
     }
-    returned = _returned_values(exported, reader, fx_nodes, origins, log, sites)
-    graph = program.model.graph
+    decomposition = Decomposition(reader, fx_nodes, origins, _model_outputs(exported, log))
+    returned = _returned_values(decomposition, log, sites)
     renamed = _renamed_outputs(translation, [value.name for value in graph.outputs])
     fx_names = {renamed.get(name, name): fx for name, fx in translation.fx_names.items()}
     final = [describe_node(node) for node in graph]
-    matcher = _match_values(translation, renamed, graph, final)
+    before = [old.rename(renamed) for old in translation.operations]
+    present = {value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name}
+    matcher = ValueMatcher(before, final, present, translation.changed_initializers(graph))
     scopes: dict[str, Site] = {}
     covers: dict[str, tuple[str, ...]] = {}
     for node, operation in zip(graph, final, strict=True):
@@ -72,21 +214,11 @@ def read_trace(
     results = {
         number: tuple(
             matcher.find(name) if name in fx_names else None
-            for name in (renamed.get(name, name) for name in values)
+            for name in (renamed.get(value, value) for value in values)
         )
         for number, values in enumerate(returned)
     }
     return Trace(log, scopes, covers, results)
-
-
-def _match_values(
-    translation: Translation, renamed: Mapping[str, str], graph: Any, final: Sequence[Operation]
-) -> ValueMatcher:
-    before = [_rename(operation, renamed) for operation in translation.operations]
-    present = frozenset(
-        value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name
-    )
-    return ValueMatcher(before, final, present, translation.changed_initializers(graph))
 
 
 def _sites(node: Any, origin: str | None, log: CallLog, tree: ModuleTree) -> tuple[Site, ...]:
@@ -100,36 +232,32 @@ def _sites(node: Any, origin: str | None, log: CallLog, tree: ModuleTree) -> tup
     return (ran_in,) if recorded in (None, ran_in.path) else (ran_in, Site(recorded))
 
 
+def _model_outputs(program: Any, log: CallLog) -> list[tuple[str, Any]]:
+    """Return the traced name and the program's node of each value that the model returned."""
+    user_outputs = set(program.graph_signature.user_outputs)
+    outputs = program.graph.output_node().args[0]
+    nodes = [value for value in outputs if getattr(value, "name", None) in user_outputs]
+    traced = log.calls[0].returned if log.calls else ()
+    return list(zip(traced, nodes, strict=True)) if len(traced) == len(nodes) else []
+
+
 def _returned_values(
-    program: Any,
-    reader: FxTraceReader,
-    fx_nodes: Sequence[Any],
-    origins: Mapping[str, str | None],
-    log: CallLog,
-    sites: dict[str, tuple[Site, ...]],
+    decomposition: Decomposition, log: CallLog, sites: dict[str, tuple[Site, ...]]
 ) -> list[list[str]]:
     """Return for each call the program's names of what it returned.
 
     Adds to the sites: torch may repeat a view for a consumer in a later call, and then the view
     belongs to both calls.
     """
-    user_outputs = set(program.graph_signature.user_outputs)
-    outputs = [
-        value
-        for value in program.graph.output_node().args[0]
-        if getattr(value, "name", None) in user_outputs
-    ]
-    traced = log.calls[0].returned if log.calls else ()
-    pairs = list(zip(traced, outputs, strict=True)) if len(traced) == len(outputs) else []
-    decomposition = Decomposition(reader, fx_nodes, origins, pairs)
-    names: list[list[str]] = []
+    returned: list[list[str]] = []
     for number, call in enumerate(log.calls):
-        names.append([decomposition.find(name, call) if name else "" for name in call.returned])
-        for name in names[-1]:
+        names = [decomposition.find(name, call) if name else "" for name in call.returned]
+        for name in names:
             is_later = name in sites and not log.within(sites[name][0].call, number)
             if is_later and decomposition.is_repeated_view(name):
                 sites[name] = (Site(call.path, number), *sites[name])
-    return names
+        returned.append(names)
+    return returned
 
 
 def _renamed_outputs(translation: Translation, after: list[str]) -> dict[str, str]:
@@ -138,80 +266,8 @@ def _renamed_outputs(translation: Translation, after: list[str]) -> dict[str, st
     Another value that had the new name of an output before gets one that no value has.
     """
     renamed = {old: new for old, new in zip(translation.outputs, after, strict=False) if old != new}
-    others = {
-        name for operation in translation.operations for name in operation.outputs
-    } - renamed.keys()
+    others = {name for old in translation.operations for name in old.outputs} - renamed.keys()
     return renamed | {name: f"{name} before" for name in others.intersection(renamed.values())}
-
-
-def _rename(operation: Operation, renamed: Mapping[str, str]) -> Operation:
-    if not renamed:
-        return operation
-    outputs = tuple(renamed.get(name, name) for name in operation.outputs)
-    inputs = tuple(renamed.get(name, name) for name in operation.inputs)
-    return operation._replace(outputs=outputs, inputs=inputs)
-
-
-def _origin(node: Any, log: CallLog) -> str | None:
-    """Return the traced operation that a node of the decomposed program comes from."""
-    sources = list(node.meta.get("from_node") or ())
-    names = [node.name]
-    while sources:
-        source = sources.pop()
-        names.append(source.name)
-        sources.extend(source.from_node or ())
-    return next((name for name in reversed(names) if name in log.operation_calls), None)
-
-
-def _align_blocks(
-    fx_nodes: Sequence[Any], origins: dict[str, str | None], log: CallLog, reader: FxTraceReader
-) -> dict[str, str | None]:
-    """Give the nodes of blocks that torch wrapped into one operation origins of their own.
-
-    torch wraps a block that runs in another gradient mode. It then inlines the block, and its nodes
-    have no origin, or all have that of the last. Both programs have the same order, so within a
-    block nodes are matched with the traced operations by what they do; a node without a match is a
-    part of the next operation that has none.
-    """
-    position = {node.name: number for number, node in enumerate(reader.nodes)}
-    used = {origin for origin in origins.values() if origin is not None}
-    runs = [
-        (origin, list(run))
-        for origin, run in itertools.groupby(fx_nodes, lambda node: origins[node.name])
-    ]
-    aligned = dict(origins)
-    start = 0
-    for (origin, nodes), (following, _) in zip(runs, [*runs[1:], (None, [])], strict=True):
-        end = (
-            position.get(following or "", len(position))
-            if origin is None
-            else position.get(origin, -1) + 1
-        )
-        block = [
-            traced
-            for traced in reader.nodes[start:end]
-            if traced.name in log.operation_calls
-            and (traced.name not in used or traced.name == origin)
-        ]
-        operations = [traced for traced in block if not traced.switches_mode]
-        lost = [traced.operation for traced in operations if traced.name != origin]
-        matching = sum(operation_of(node) in lost for node in nodes)
-        # A node that changes the mode, or most of the lost operations, show a wrapped block.
-        wrapped = matching > 0 and (len(operations) < len(block) or 2 * matching >= len(lost))
-        if operations and (origin is None or wrapped):
-            aligned.update(_match_block(operations, nodes))
-        start = max(start, 1 + position.get(aligned[nodes[-1].name] or "", -1))
-    return aligned
-
-
-def _match_block(block: Sequence[TracedNode], nodes: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """Yield each node of a block with the traced operation it comes from."""
-    start = 0
-    for node in nodes:
-        operation = operation_of(node)
-        match = next((i for i in range(start, len(block)) if block[i].operation == operation), None)
-        yield node.name, block[min(start if match is None else match, len(block) - 1)].name
-        start = start if match is None else match + 1
 
 
 def _log_from_stacks(fx_nodes: list[Any], tree: ModuleTree) -> CallLog:
@@ -219,9 +275,9 @@ def _log_from_stacks(fx_nodes: list[Any], tree: ModuleTree) -> CallLog:
 
     torch keeps one stack for each node; the key of a stack differs between calls of one module.
     """
-    calls: list[list[Any]] = []
+    calls: list[tuple[str, int, int]] = []
     numbers: dict[tuple[Hashable, ...], int] = {}
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     operation_calls: dict[str, int] = {}
     for node in fx_nodes:
         chain: tuple[Hashable, ...] = ()
@@ -233,14 +289,14 @@ def _log_from_stacks(fx_nodes: list[Any], tree: ModuleTree) -> CallLog:
             chain = (*chain, key)
             if chain not in numbers:
                 numbers[chain] = len(calls)
-                calls.append([path, counts.get(path, 0), number, 0])
-                counts[path] = counts.get(path, 0) + 1
+                calls.append((path, counts[path], number))
+                counts[path] += 1
             number = numbers[chain]
         if number >= 0:
             operation_calls[node.name] = number
-    for number in reversed(range(len(calls))):
-        calls[number][3] = max(calls[number][3], number + 1)
-        parent = calls[number][2]
+    ends = list(range(1, len(calls) + 1))
+    for number, (_, _, parent) in reversed(list(enumerate(calls))):
         if parent >= 0:
-            calls[parent][3] = max(calls[parent][3], calls[number][3])
-    return CallLog(tuple(Call(*call) for call in calls), operation_calls)
+            ends[parent] = max(ends[parent], ends[number])
+    logged = tuple(Call(*call, end) for call, end in zip(calls, ends, strict=True))
+    return CallLog(logged, operation_calls)

@@ -41,11 +41,7 @@ class Failure(NamedTuple):
         return f"{self.cause} (at {self.location})" if self.location else self.cause
 
     def lines(self, title: str) -> Iterator[str]:
-        """Yield the failure as indented lines under a title.
-
-        Args:
-            title: What failed, such as the name of an exporter.
-        """
+        """Yield the failure as indented lines under a title."""
         yield f"  {title}: {self.cause}"
         if self.operator is not None and self.operator not in self.cause:
             yield f"    operator {self.operator}"
@@ -54,29 +50,16 @@ class Failure(NamedTuple):
 
 
 def explain_failure(error: BaseException) -> Failure:
-    """Explain an error by its root cause.
-
-    Args:
-        error: The error that an exporter or a model raised.
-
-    Returns:
-        The cause, the operator and the line of model code, as far as they are known.
-    """
-    chain = list(_chain(error))
-    root = chain[-1]
-    cause = f"{type(root).__name__}: {first_line(root)}"[:_MAX_CAUSE]
-    return Failure(cause, _operator(chain), _location(chain))
+    """Explain an error by its root cause."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    root = f"{type(chain[-1]).__name__}: {first_line(chain[-1])}"
+    return Failure(root[:_MAX_CAUSE], _operator(chain), _location(chain))
 
 
 def model_run_error(error: BaseException) -> ModelRunError:
-    """Return the error to raise for one that the model itself raised on its inputs.
-
-    Args:
-        error: What the model raised.
-
-    Returns:
-        An error with the cause and a hint.
-    """
+    """Return the error to raise for one that the model itself raised on its inputs."""
     return ModelRunError(
         f"the model itself does not run on these inputs: {explain_failure(error).line}",
         hint="their number, names, shapes and dtypes have to be those that forward takes",
@@ -87,48 +70,35 @@ def short_location(file: str, number: int | str) -> str:
     """Return the end of a path with a line number.
 
     That is enough to find a file, and reveals nothing about the machine.
-
-    Args:
-        file: The path.
-        number: The number of the line.
-
-    Returns:
-        The last folder and the file, as in `models/bert.py:12`.
     """
     return f"{'/'.join(Path(file).parts[-2:])}:{number}"
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and what it was raised from, down to the first."""
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__
-
-
 def _operator(chain: list[BaseException]) -> str | None:
-    for error in reversed(chain):
-        for pattern in _OPERATORS:
-            if match := pattern.search(str(error)):
-                return match[1]
-    return None
+    texts = [str(error) for error in reversed(chain)]
+    matches = (pattern.search(text) for text in texts for pattern in _OPERATORS)
+    return next((match[1] for match in matches if match), None)
 
 
 def _location(chain: list[BaseException]) -> str | None:
     """Return the innermost line of model code that the errors, their nodes or stacks name."""
     for error in reversed(chain):
-        for location in (*_in_text(str(error)), *_of_nodes(error), *_on_stack(error)):
-            return location
+        for file, number, code in (*_in_text(str(error)), *_of_nodes(error), *_on_stack(error)):
+            if not _EXPORTER_FILES.search(file):
+                return f"{short_location(file, number)}{': ' if code else ''}{code[:_MAX_CODE]}"
     return None
 
 
-def _in_text(text: str) -> Iterator[str]:
-    """Yield the lines of model code that a text names, innermost first."""
-    for file, number, code in reversed(_FILE_LINE.findall(text)):
-        yield from _model_line(file, number, code)
+_Line = tuple[str, int | str, str]
+"""A file, the number of a line, and its code."""
 
 
-def _of_nodes(error: BaseException) -> Iterator[str]:
+def _in_text(text: str) -> Iterator[_Line]:
+    """Yield the lines of code that a text names, innermost first."""
+    yield from reversed(_FILE_LINE.findall(text))
+
+
+def _of_nodes(error: BaseException) -> Iterator[_Line]:
     """Yield the source of the node that an exporter was working on: a local of some frame."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for name in ("node", "n", "fx_node"):
@@ -136,17 +106,10 @@ def _of_nodes(error: BaseException) -> Iterator[str]:
             if isinstance(meta := getattr(node, "meta", None), dict):
                 yield from _in_text(str(meta.get("stack_trace")))
             elif callable(getattr(node, "sourceRange", None)):
-                for file, number in _SOURCE_RANGE.findall(node.sourceRange()):
-                    yield from _model_line(file, number, "")
+                yield from ((*line, "") for line in _SOURCE_RANGE.findall(node.sourceRange()))
 
 
-def _on_stack(error: BaseException) -> Iterator[str]:
+def _on_stack(error: BaseException) -> Iterator[_Line]:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith("<") and frame.line:
-            yield from _model_line(frame.filename, frame.lineno or 0, frame.line)
-
-
-def _model_line(file: str, number: int | str, code: str) -> Iterator[str]:
-    """Yield a line if it is model code."""
-    if not _EXPORTER_FILES.search(file):
-        yield f"{short_location(file, number)}{': ' if code else ''}{code[:_MAX_CODE]}"
+            yield frame.filename, frame.lineno or 0, frame.line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +16,11 @@ from torch import nn
 # modules nor the values they returned. If torch moves them, importing the dynamo exporter fails.
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from modelexport.capture.calls import Call, assign_operations
-from modelexport.capture.recorder import OpenCall
+# Private by its name only: torch's own way to flatten nested arguments.
+from torch.utils._pytree import tree_leaves
 
-Slot = tuple[int, ...]
-"""The position of a value in nested arguments: an index for each level."""
+from modelexport.capture.hooks import OpenCall, assign_operations
+from modelexport.capture.trace import Call, CallLog
 
 
 class TracedNode(NamedTuple):
@@ -28,8 +29,8 @@ class TracedNode(NamedTuple):
     name: str
     operation: object
     """What the node does, see `operation_of`."""
-    inputs: tuple[tuple[str, Slot], ...]
-    """The names of the values it consumes, and where they stand in its arguments."""
+    inputs: tuple[tuple[str, int], ...]
+    """The names of the values it consumes, and their positions among its flattened arguments."""
     written_storage: int | None
     """The memory that it writes to, for an operation in place."""
     switches_mode: bool
@@ -40,7 +41,6 @@ class FxTraceReader:
     """Read the FX graph that torch.export is tracing."""
 
     def __init__(self) -> None:
-        """Start before the trace."""
         self.nodes: list[TracedNode] = []
         self.storages: dict[str, int | None] = {}
         """By value, the memory that it is in, which views share."""
@@ -50,26 +50,19 @@ class FxTraceReader:
         At those positions the node of the value computes what the tensor held before the write.
         """
 
-    def _tracer(self) -> Any:
+    def session(self) -> Any:
+        """Return torch's tracer, None outside a trace."""
         mode = get_proxy_mode()
         return None if mode is None else mode.tracer
 
-    def session(self) -> object:
-        """Return torch's tracer, None outside a trace."""
-        return self._tracer()
-
     def position(self) -> int:
         """Return the number of nodes traced so far."""
-        tracer = self._tracer()
+        tracer = self.session()
         return 0 if tracer is None else len(tracer.graph.nodes)
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        """Return the name of the value of a tensor, None for one that the trace did not compute.
-
-        Args:
-            tensor: A tensor that a module returned.
-        """
-        tracer = self._tracer()
+        """Return the name of the value of a tensor, None for one that the trace did not compute."""
+        tracer = self.session()
         proxy = None if tracer is None else get_proxy_slot(tensor, tracer, None)
         if proxy is None:
             return None
@@ -86,12 +79,8 @@ class FxTraceReader:
         return ""
 
     def assign_calls(self, calls: Sequence[OpenCall]) -> dict[str, int]:
-        """Index the nodes traced so far, and return the number of the call of each.
-
-        Args:
-            calls: The calls recorded so far.
-        """
-        tracer = self._tracer()
+        """Index the nodes traced so far, and return the number of the call of each."""
+        tracer = self.session()
         if tracer is None:
             return {}
         nodes = list(tracer.graph.nodes)
@@ -123,7 +112,7 @@ class Decomposition:
             reader: The trace.
             nodes: The nodes of the program.
             origins: For each node of the program the name of the traced node it comes from.
-            returned: What the model returned: the traced name and the program's node of each value.
+            returned: The traced name and the program's node of each value that the model returned.
         """
         self._reader = reader
         self._operations = {node.name: node.operation for node in reader.nodes}
@@ -136,9 +125,9 @@ class Decomposition:
             n: node.name for node in nodes if (n := self._traced_name(node)) is not None
         }
         self._latest.update(
-            {origin: name for name, origin in origins.items() if origin is not None}
+            (origin, name) for name, origin in origins.items() if origin is not None
         )
-        self._consumers: dict[str, list[tuple[int, str, Slot]]] = {}
+        self._consumers: dict[str, list[tuple[int, str, int]]] = {}
         self._writes: dict[int, list[int]] = {}
         for position, node in enumerate(reader.nodes, 1):
             if node.written_storage is not None:
@@ -157,15 +146,7 @@ class Decomposition:
         return f"{origin}[{node.args[1]}]" if is_whole else None
 
     def find(self, name: str, call: Call) -> str:
-        """Find a value that a call returned.
-
-        Args:
-            name: The trace's name of the value.
-            call: The call.
-
-        Returns:
-            The program's name of the value, "" if it cannot be determined.
-        """
+        """Return the program's name of a value that a call returned, "" if it is not determined."""
         if name in self._latest and not self._is_rewritten(name, call.finish):
             return self._latest[name]
         value = next(self._consumed_after(name, call.finish), None)
@@ -178,11 +159,7 @@ class Decomposition:
         return storage is None or bisect_right(self._writes.get(storage, ()), position) > 0
 
     def is_repeated_view(self, name: str) -> bool:
-        """Tell whether torch repeated a view for a consumer: then it is not the consumer's own.
-
-        Args:
-            name: The program's name of the view.
-        """
+        """Tell whether torch repeated a view for a consumer: then it is not the consumer's own."""
         origin = self._origins.get(name)
         return origin is not None and self._latest.get(origin) != name
 
@@ -201,21 +178,81 @@ class Decomposition:
                 for node in self._by_origin.get(consumer, ())
                 if operation_of(node) == self._operations[consumer]
             ]
-            value = _argument(same[0].args, slot) if len(same) == 1 else None
-            if isinstance(value, torch.fx.Node):
-                yield value
+            values = tree_leaves(same[0].args) if len(same) == 1 else []
+            if slot < len(values) and isinstance(values[slot], torch.fx.Node):
+                yield values[slot]
         if until is None:
             yield from (value for traced, value in self._returned if traced == name)
 
 
+def _origin(node: Any, log: CallLog) -> str | None:
+    """Return the traced operation that a node names as its origin."""
+    sources = list(node.meta.get("from_node") or ())
+    names = [node.name]
+    while sources:
+        source = sources.pop()
+        names.append(source.name)
+        sources.extend(source.from_node or ())
+    return next((name for name in reversed(names) if name in log.operation_calls), None)
+
+
+def align_origins(
+    fx_nodes: Sequence[Any], log: CallLog, reader: FxTraceReader
+) -> dict[str, str | None]:
+    """Return the traced operation that each node of the decomposed program comes from.
+
+    A node names its origin, except in a block that torch wrapped into one operation, as it does
+    with a block that runs in another gradient mode. It then inlines the block, and its nodes have
+    no origin, or all have that of the last. Both programs have the same order, so within a block
+    nodes are matched with the traced operations by what they do; a node without a match is a part
+    of the next operation that has none.
+    """
+    origins = {node.name: _origin(node, log) for node in fx_nodes}
+    position = {node.name: number for number, node in enumerate(reader.nodes)}
+    used = {origin for origin in origins.values() if origin is not None}
+    runs = [
+        (origin, list(run))
+        for origin, run in itertools.groupby(fx_nodes, lambda node: origins[node.name])
+    ]
+    aligned = dict(origins)
+    start = 0
+    for (origin, nodes), (following, _) in zip(runs, [*runs[1:], (None, [])], strict=True):
+        end = (
+            position.get(following or "", len(position))
+            if origin is None
+            else position.get(origin, -1) + 1
+        )
+        block = [
+            traced
+            for traced in reader.nodes[start:end]
+            if traced.name in log.operation_calls
+            and (traced.name not in used or traced.name == origin)
+        ]
+        operations = [traced for traced in block if not traced.switches_mode]
+        lost = [traced.operation for traced in operations if traced.name != origin]
+        matching = sum(operation_of(node) in lost for node in nodes)
+        # A node that changes the mode, or most of the lost operations, show a wrapped block.
+        wrapped = matching > 0 and (len(operations) < len(block) or 2 * matching >= len(lost))
+        if operations and (origin is None or wrapped):
+            aligned.update(_match_block(operations, nodes))
+        start = max(start, 1 + position.get(aligned[nodes[-1].name] or "", -1))
+    return aligned
+
+
+def _match_block(block: Sequence[TracedNode], nodes: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Yield each node of a block with the traced operation it comes from."""
+    start = 0
+    for node in nodes:
+        operation = operation_of(node)
+        match = next((i for i in range(start, len(block)) if block[i].operation == operation), None)
+        yield node.name, block[min(start if match is None else match, len(block) - 1)].name
+        start = start if match is None else match + 1
+
+
 def operation_of(node: Any) -> object:
-    """Return what an FX node does.
+    """Return the operator of an FX node, without the overload.
 
-    Args:
-        node: The node.
-
-    Returns:
-        Its operator without the overload: decomposition chooses overloads by the types of numbers.
+    Decomposition chooses overloads by the types of numbers.
     """
     return getattr(node.target, "overloadpacket", node.target)
 
@@ -232,24 +269,12 @@ def _value_name(node: Any) -> str:
 
 def _traced_node(node: Any) -> TracedNode:
     switches_mode = node.op == "call_function" and node.meta.get("val") is None
-    inputs = tuple(_input_slots(node.args))
+    inputs = tuple(
+        (_value_name(value), slot)
+        for slot, value in enumerate(tree_leaves(node.args))
+        if isinstance(value, torch.fx.Node)
+    )
     return TracedNode(node.name, operation_of(node), inputs, _written_storage(node), switches_mode)
-
-
-def _input_slots(args: Any, outer: Slot = ()) -> Iterator[tuple[str, Slot]]:
-    for index, value in enumerate(args):
-        if isinstance(value, torch.fx.Node):
-            yield _value_name(value), (*outer, index)
-        elif isinstance(value, list | tuple):
-            yield from _input_slots(value, (*outer, index))
-
-
-def _argument(args: Any, slot: Slot) -> Any:
-    for index in slot:
-        if not isinstance(args, list | tuple) or index >= len(args):
-            return None
-        args = args[index]
-    return args
 
 
 def _first_alias(node: Any) -> Any:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from modelexport.capture.failure import model_run_error
+from modelexport.capture.hooks import holds_tensor
 from modelexport.capture.model_state import check_has_weights, preserve_model, silence_torch
 from modelexport.capture.module_tree import forward_args
-from modelexport.capture.recorder import flatten_tensors
-from modelexport.errors import ArgumentTypeError, describe_type
+from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +40,9 @@ class ModelInputs:
         """The names of keyword inputs in the file; None if torch chooses them."""
         if not self.named or not self.kwargs or self.args:
             return None
-        if any(
-            not isinstance(value, torch.Tensor) and holds_tensor(value)
-            for value in self.kwargs.values()
-        ):
-            return None
-        return [name for name, value in self.kwargs.items() if isinstance(value, torch.Tensor)]
+        names = [name for name, value in self.kwargs.items() if isinstance(value, torch.Tensor)]
+        others = [value for name, value in self.kwargs.items() if name not in names]
+        return None if any(map(holds_tensor, others)) else names
 
 
 def parse_inputs(example_inputs: object) -> ModelInputs:
@@ -53,9 +51,6 @@ def parse_inputs(example_inputs: object) -> ModelInputs:
     Args:
         example_inputs: A tensor, a tuple of positional inputs, a dict of keyword inputs, or a tuple
             that ends in such a dict, which `bind_inputs` separates.
-
-    Returns:
-        The inputs.
 
     Raises:
         ArgumentTypeError: They are of another type, or one of them is.
@@ -87,33 +82,38 @@ def parse_inputs(example_inputs: object) -> ModelInputs:
     return inputs
 
 
+def read_inputs(model: nn.Module | ExportedProgram, example_inputs: object) -> ModelInputs:
+    """Check the example inputs of a model or program, and separate their keywords.
+
+    Raises:
+        ArgumentError: Inputs are given for a program, which has its own.
+        ArgumentTypeError: An input has the wrong type.
+    """
+    if not isinstance(model, ExportedProgram):
+        return bind_inputs(model, parse_inputs(example_inputs))
+    if example_inputs is not None:
+        raise ArgumentError("a program has its own inputs", hint="pass None as example_inputs")
+    return ModelInputs((), {})
+
+
 def bind_inputs(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
     """Separate keyword inputs from positional ones that end in a dict, as torch's exporters do.
 
     The dict holds keywords if forward can take it so. The others may be in a tuple of their own,
     `((a,), {"b": b})`. Where forward could also take that tuple as an argument, it does if the
     model runs this way.
-
-    Args:
-        model: The model.
-        inputs: The inputs as `parse_inputs` returns them.
-
-    Returns:
-        The inputs with their keywords.
     """
     last = inputs.args[-1] if inputs.args else None
     if not isinstance(last, dict) or not all(isinstance(name, str) for name in last):
         return inputs
     flat = ModelInputs(inputs.args[:-1], last, named=False)
-    ways = [way for way in (flat, *_nested(flat)) if _fits(model, way)]
+    ways = [flat]
+    if len(flat.args) == 1 and isinstance(flat.args[0], tuple | list):
+        ways.append(dataclasses.replace(flat, args=tuple(flat.args[0])))
+    ways = [way for way in ways if _fits(model, way)]
     if len(ways) > 1 and not can_run(model, ways[0]):
         return ways[1]
     return ways[0] if ways else inputs
-
-
-def _nested(flat: ModelInputs) -> Iterator[ModelInputs]:
-    if len(flat.args) == 1 and isinstance(flat.args[0], tuple | list):
-        yield dataclasses.replace(flat, args=tuple(flat.args[0]))
 
 
 def _fits(model: nn.Module, inputs: ModelInputs) -> bool:
@@ -126,80 +126,31 @@ def _fits(model: nn.Module, inputs: ModelInputs) -> bool:
 
 
 def in_signature_order(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
-    """Sort keyword inputs in the order of forward's arguments, in which torch.jit traces them.
-
-    Args:
-        model: The model.
-        inputs: Its inputs.
-
-    Returns:
-        The sorted inputs.
-    """
+    """Sort keyword inputs in the order of forward's arguments, in which torch.jit traces them."""
     rank = {name: index for index, name in enumerate(forward_args(model))}
     ordered = sorted(inputs.kwargs.items(), key=lambda item: rank.get(item[0], len(rank)))
     return dataclasses.replace(inputs, kwargs=dict(ordered))
 
 
 def _is_input(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return all(_is_input(item) for item in value.values())
-    if isinstance(value, tuple | list):
-        return all(_is_input(item) for item in value)
+    if isinstance(value, Mapping | tuple | list):
+        return all(map(_is_input, value.values() if isinstance(value, Mapping) else value))
     return value is None or isinstance(value, torch.Tensor | bool | int | float | str)
 
 
-def holds_tensor(value: object) -> bool:
-    """Tell whether a value is a tensor or contains one.
-
-    Args:
-        value: An input or output of a model.
-
-    Returns:
-        True if it does.
-    """
-    return next(flatten_tensors(value), None) is not None
-
-
-def bind_by_position(model: nn.Module, names: Sequence[str], constants: Mapping[str, Any]) -> None:
-    """Rebind `forward` to take inputs by position; `preserve_model` restores it.
-
-    Args:
-        model: The model.
-        names: The arguments that the positional inputs are for.
-        constants: The arguments that stay fixed.
-    """
-    original = model.forward
-
-    def forward(*tensors: Any) -> Any:
-        return original(**dict(zip(names, tensors, strict=True)), **constants)
-
-    model.forward = forward
+def name_inputs(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
+    """Return the inputs by the names of forward's arguments."""
+    return dict(zip(forward_args(model), inputs.args, strict=False)) | inputs.kwargs
 
 
 def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
-    """Run the model without gradients and in evaluation mode; it is left as it was.
-
-    Args:
-        model: The model.
-        inputs: Its inputs.
-
-    Returns:
-        What it returns.
-    """
+    """Run the model without gradients and in evaluation mode; it is left as it was."""
     with silence_torch(verbose=False), preserve_model(model), torch.no_grad():
         return model(*inputs.args, **inputs.kwargs)
 
 
 def can_run(model: nn.Module, inputs: ModelInputs) -> bool:
-    """Tell whether the model runs on these inputs.
-
-    Args:
-        model: The model.
-        inputs: Its inputs.
-
-    Returns:
-        False if it raises an error.
-    """
+    """Tell whether the model runs on these inputs."""
     try:
         run_model(model, inputs)
     except Exception:
@@ -210,13 +161,9 @@ def can_run(model: nn.Module, inputs: ModelInputs) -> bool:
 def check_model_runs(model: nn.Module, inputs: ModelInputs) -> None:
     """Check that the model runs on these inputs.
 
-    Args:
-        model: The model.
-        inputs: Its inputs.
-
     Raises:
         ArgumentError: The model has no weights.
-        ModelRunError: It raises an error.
+        ModelRunError: The model raises an error.
     """
     check_has_weights(model)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator, Sequence, Set
+from collections.abc import Hashable, Sequence, Set
 from typing import Any
 
 import torch
@@ -29,19 +29,13 @@ class InlinedGraph:
     """
 
     def __init__(self, graph: Any, reader: JitTraceReader) -> None:
-        """Match the operations.
-
-        Args:
-            graph: The inlined graph, before any pass of the exporter.
-            reader: The trace that it was copied from.
-        """
         self.operations: dict[OperationKey, list[TracedOperation]] = {}
         """The operations of the copy, without their calls."""
         self.values: dict[int, int] = {}
         """By traced value, the value of the copy."""
         self.origins: dict[int, TracedOperation] = {}
         """By value of the copy, the traced operation that computed it."""
-        self.repeated: dict[int, int] = {}
+        self.repeated = _find_repeated(graph)
         """By value of the copy, the first value that the same operation computed on equal inputs.
 
         Only values that are not the first are here.
@@ -54,10 +48,8 @@ class InlinedGraph:
         computed = {
             number for operations in traced.values() for one in operations for number in one.outputs
         }
-        numbering = _ValueNumbering()
         unmatched: list[TracedOperation] = []
         for node in graph.nodes():
-            self.repeated.update(numbering.repeated_outputs(node))
             if not node.inputsSize():
                 continue
             key = reader.key_of(node)
@@ -132,25 +124,23 @@ class InlinedGraph:
         self.origins.update(inside)
 
 
-class _ValueNumbering:
-    """Number the values of a graph in its order, with one number for values computed alike."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
-        self._first: dict[Hashable, tuple[int, ...]] = {}
-
-    def repeated_outputs(self, node: Any) -> Iterator[tuple[int, int]]:
-        """Yield each output of a node with that of the first node with its operation and inputs."""
+def _find_repeated(graph: Any) -> dict[int, int]:
+    """Return the values that repeat an earlier one, each with the first computed alike."""
+    repeated: dict[int, int] = {}
+    numbers: dict[int, int] = {}
+    first_outputs: dict[Hashable, tuple[int, ...]] = {}
+    for node in graph.nodes():
         outputs = numbers_of(outputs_of(node))
         if node.kind().endswith(IN_PLACE) or not outputs:
-            return
+            continue
         inputs = numbers_of(inputs_of(node))
         constant = None if inputs else _constant_key(node)
-        key = (node.kind(), constant, tuple([self._numbers.get(i, i) for i in inputs]))
-        first = self._first.setdefault(key, outputs)
-        self._numbers.update(zip(outputs, first, strict=False))
+        key = (node.kind(), constant, tuple([numbers.get(i, i) for i in inputs]))
+        first = first_outputs.setdefault(key, outputs)
+        numbers.update(zip(outputs, first, strict=False))
         if first is not outputs and inputs:
-            yield from zip(outputs, first, strict=False)
+            repeated.update(zip(outputs, first, strict=False))
+    return repeated
 
 
 def _constant_key(node: Any) -> Hashable:

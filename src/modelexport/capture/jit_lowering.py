@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, cast
 
 import torch
 
-from modelexport.capture.calls import Call
 from modelexport.capture.jit_inlining import InlinedGraph
 from modelexport.capture.jit_trace import (
     BLOCK_START,
@@ -22,17 +22,9 @@ from modelexport.capture.jit_trace import (
     outputs_of,
 )
 from modelexport.capture.model_state import swap_attributes
+from modelexport.capture.trace import Call, Operation
 
 _LIST_UNPACK = "prim::ListUnpack"
-
-
-class TranslatedNode(NamedTuple):
-    """An ONNX node as a symbolic function added it; values are identified by their numbers."""
-
-    outputs: tuple[int, ...]
-    inputs: tuple[int, ...]
-    kind: Hashable
-    plain: bool
 
 
 class Lowering:
@@ -40,36 +32,33 @@ class Lowering:
 
     The operations pass through four graphs, each with its own numbers for values: the trace, its
     inlined copy, the ONNX graph that the symbolic functions build, and a renumbered copy of that,
-    which is optimised further and written.
+    which is optimised further and written. Values of the third one are named after their numbers,
+    with names that no value of the file has.
     """
 
     def __init__(self, reader: JitTraceReader) -> None:
-        """Start before the trace is inlined.
-
-        Args:
-            reader: The trace.
-        """
         self.reader = reader
         self.final: Any = None
         """The graph as it is written."""
-        self.translated: list[TranslatedNode] = []
-        self.outputs: list[int] = []
-        """The outputs of the translated graph."""
-        self.calls: dict[int, int] = {}
+        self.translated: list[Operation] = []
+        """The ONNX nodes as the symbolic functions added them."""
+        self.calls: dict[str, int] = {}
         """By ONNX value, the call in which its operation ran."""
-        self.merged: dict[int, list[int]] = {}
+        self.merged: dict[str, list[int]] = {}
         """By ONNX value, the calls that repeated its operation, which the exporter kept once."""
         self._inlined: InlinedGraph
-        self._onnx_values: dict[int, int] = {}
+        self._outputs: list[str] = []
+        """The outputs of the translated graph."""
+        self._onnx_values: dict[int, str] = {}
         """By value of the inlined graph, the ONNX value that it became."""
-        self._added_for: dict[int, tuple[int, ...]] = {}
+        self._added_for: dict[int, tuple[str, ...]] = {}
         """By first output of an inlined operation, all ONNX values that were added for it."""
         self._replacements: list[tuple[OperationKey, TracedOperation]] = []
         """The operations that are not in the inlined graph: passes put them in place of others."""
         self._consumed: dict[int, list[tuple[int, int]]] = {}
         """By traced value, the positions of its consumers and the inlined value that each has."""
-        self._debug_names: dict[int, str] = {}
-        self._values: dict[int, Any] = {}
+        self._debug_names: dict[str, str] = {}
+        self._values: dict[str, Any] = {}
         """By ONNX value, the value of the renumbered copy."""
         self._by_debug_name: dict[str, Any] = {}
         self._graph: Any = None
@@ -79,11 +68,7 @@ class Lowering:
         self._inside_block = False
 
     def inline(self, graph: Any) -> None:
-        """Match the operations of the trace with those of its inlined copy.
-
-        Args:
-            graph: The inlined graph, before any pass of the exporter.
-        """
+        """Match the operations of the trace with those of its inlined copy."""
         self._inlined = InlinedGraph(graph, self.reader)
 
     def _settle(self, graph: Any) -> None:
@@ -92,23 +77,13 @@ class Lowering:
         for node in added:
             self._add(node, self._last_call)
         if len(added) == 1 and added[0].outputsSize() == 1 and self._last_output is not None:
-            self._onnx_values[self._last_output] = added[0].outputsAt(0).unique()
+            self._onnx_values[self._last_output] = _name(added[0].outputsAt(0))
 
     def run_symbolic(self, symbolic: Any, graph: Any, block: Any, node: Any, *rest: Any) -> Any:
         """Run a symbolic function, and note the nodes that it adds to the main graph.
 
         A node with blocks is in the graph before its blocks are translated. What they contain
         belongs to the module of that node, so nothing is noted while a block is translated.
-
-        Args:
-            symbolic: The exporter's function that translates one node.
-            graph: The ONNX graph under construction.
-            block: The block of the inlined graph that has the node.
-            node: The node to translate.
-            *rest: Further arguments of `symbolic`.
-
-        Returns:
-            What `symbolic` returns.
         """
         if self._inside_block:
             return symbolic(graph, block, node, *rest)
@@ -143,13 +118,13 @@ class Lowering:
         for new in added:
             self._add(new, call)
         if outputs:
-            self._added_for[outputs[0]] = numbers_of([v for new in added for v in outputs_of(new)])
+            self._added_for[outputs[0]] = tuple(_name(v) for new in added for v in outputs_of(new))
         results = result if isinstance(result, tuple | list) else (result,)
         for old, value in zip(outputs, results, strict=False):
             # Private: the class of a value of the JIT graph. A symbolic function may return a
             # Python constant instead, which is no value of the graph.
             if isinstance(value, torch._C.Value):
-                self._onnx_values[old] = value.unique()
+                self._onnx_values[old] = _name(value)
         self._last_output = outputs[0] if len(outputs) == 1 else None
 
     def _note_consumed(self, traced: TracedOperation, inputs: Sequence[int]) -> None:
@@ -172,31 +147,27 @@ class Lowering:
         return added[::-1]
 
     def _add(self, node: Any, call: int) -> None:
-        outputs = numbers_of(outputs_of(node))
+        outputs = tuple(map(_name, outputs_of(node)))
         if node.inputsSize():
             # Read now, because optimisers change attributes in place.
-            self.translated.append(
-                TranslatedNode(outputs, numbers_of(inputs_of(node)), *kind_of(node))
-            )
+            kind, plain = kind_of(node)
+            inputs = tuple(map(_name, inputs_of(node)))
+            self.translated.append(Operation(outputs, inputs, lambda: kind, plain))
         if call >= 0:
             self.calls.update(dict.fromkeys(outputs, call))
 
     def renumber(self, copy: Any) -> None:
-        """Match the values of the translated graph with those of its renumbered copy.
-
-        Args:
-            copy: The copy, which has the same nodes in the same order.
-        """
+        """Match the values of the translated graph with those of its renumbered copy."""
         if self._graph is None:
             return
         self._follow_passes()
         for old_node, new_node in zip(self._graph.nodes(), copy.nodes(), strict=False):
             for old, new in zip(outputs_of(old_node), outputs_of(new_node), strict=False):
-                self._debug_names[old.unique()] = new.debugName()
-                self._values[old.unique()] = new
+                self._debug_names[_name(old)] = new.debugName()
+                self._values[_name(old)] = new
         for old, new in zip(self._graph.inputs(), copy.inputs(), strict=False):
-            self._values[old.unique()] = new
-        self.outputs = [value.unique() for value in self._graph.outputs()]
+            self._values[_name(old)] = new
+        self._outputs = [_name(value) for value in self._graph.outputs()]
 
     def _follow_passes(self) -> None:
         """Find the ONNX values of the operations that passes before the translation removed."""
@@ -272,16 +243,13 @@ class Lowering:
                     for added in self._added_for.get(kept, ()):
                         self.merged.setdefault(added, []).append(traced.call)
 
-    def onnx_value(self, traced: str, call: Call, model_returned: Sequence[str]) -> int | None:
-        """Find the ONNX value of what a call returned.
+    def onnx_value(self, traced: str, call: Call, model_returned: Sequence[str]) -> str | None:
+        """Find the ONNX value that a call returned, None if it could not be followed.
 
         Args:
             traced: The trace's name of the returned value.
             call: The call.
             model_returned: The trace's names of what the model returned.
-
-        Returns:
-            The number of the value in the translated graph, None if it could not be followed.
         """
         value, position = int(traced), call.finish
         writes = self.reader.writes
@@ -294,8 +262,8 @@ class Lowering:
         for consumer, consumed in self._consumed.get(value, ()):
             if consumer > position and (until is None or consumer <= until):
                 return self._onnx_values.get(consumed)
-        if until is None and traced in model_returned and len(model_returned) == len(self.outputs):
-            return self.outputs[model_returned.index(traced)]
+        if until is None and traced in model_returned and len(model_returned) == len(self._outputs):
+            return self._outputs[model_returned.index(traced)]
         return None
 
     def finish(self, graph: Any) -> None:
@@ -303,40 +271,34 @@ class Lowering:
 
         The exporter gives values other names afterwards, so the debug names are read here, and the
         names in the file only when it is written.
-
-        Args:
-            graph: The graph as it is written.
         """
         self.final = graph
         self._by_debug_name = {
             value.debugName(): value for node in graph.nodes() for value in outputs_of(node)
         }
 
-    def final_names(self) -> dict[int, str]:
+    def final_names(self) -> dict[str, str]:
         """Return the name in the file of each translated value that is there."""
-        names: dict[int, str] = {}
-        for number, value in self._values.items():
+        names: dict[str, str] = {}
+        for name, value in self._values.items():
             try:
-                names[number] = value.debugName()
+                names[name] = value.debugName()
             except RuntimeError:  # torch destroyed the value
-                successor = self._by_debug_name.get(self._debug_names.get(number, ""))
+                successor = self._by_debug_name.get(self._debug_names.get(name, ""))
                 if successor is not None:
-                    names[number] = successor.debugName()
+                    names[name] = successor.debugName()
         outputs = [value.debugName() for value in self.final.outputs()]
-        names.update(zip(self.outputs, outputs, strict=False))
+        names.update(zip(self._outputs, outputs, strict=False))
         return names
+
+
+def _name(value: Any) -> str:
+    return f"%{value.unique()}"
 
 
 @contextmanager
 def watch_lowering(reader: JitTraceReader) -> Iterator[Lowering]:
-    """Watch the graph at each stage of the exporter while the block runs.
-
-    Args:
-        reader: The trace that is exported.
-
-    Yields:
-        The record of what became of each operation.
-    """
+    """Watch the graph at each stage of the exporter while the block runs."""
     # Private: the exporter has no callbacks, and the file keeps neither calls nor removed values.
     # It calls these four functions through its module, once an export or once a node. If torch
     # renames one, entering the block fails; if it calls one no more, nodes have scopes as their
@@ -344,15 +306,8 @@ def watch_lowering(reader: JitTraceReader) -> Iterator[Lowering]:
     from torch.onnx._internal.torchscript_exporter import utils
 
     lowering = Lowering(reader)
-    symbolic, optimize, to_graph = (
-        utils._run_symbolic_function,
-        utils._optimize_graph,
-        utils._model_to_graph,
-    )
-    pre_trace: Any = utils._pre_trace_quant_model
-
-    def run_symbolic_function(graph: Any, block: Any, node: Any, *rest: Any) -> Any:
-        return lowering.run_symbolic(symbolic, graph, block, node, *rest)
+    symbolic, optimize = utils._run_symbolic_function, utils._optimize_graph
+    to_graph, pre_trace = utils._model_to_graph, cast(Any, utils._pre_trace_quant_model)
 
     def optimize_graph(traced: Any, *args: Any, **kwargs: Any) -> Any:
         lowering.inline(traced)
@@ -373,7 +328,7 @@ def watch_lowering(reader: JitTraceReader) -> Iterator[Lowering]:
 
     with swap_attributes(
         utils,
-        _run_symbolic_function=run_symbolic_function,
+        _run_symbolic_function=partial(lowering.run_symbolic, symbolic),
         _optimize_graph=optimize_graph,
         _pre_trace_quant_model=pre_trace_quant_model,
         _model_to_graph=model_to_graph,

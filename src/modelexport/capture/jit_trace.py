@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from modelexport.capture.calls import assign_operations
-from modelexport.capture.recorder import OpenCall
+from modelexport.capture.hooks import OpenCall, assign_operations
 
 # The bindings of the JIT graph (`torch._C.Graph`, `Node`, `Value`) have no documented interface.
 # Everything here goes by `kind`, `scopeName`, `unique` and the neighbours of a node, which
@@ -45,12 +44,6 @@ class JitTraceReader:
     """
 
     def __init__(self, look_up_values: bool = True) -> None:
-        """Start before the trace.
-
-        Args:
-            look_up_values: Whether to look up the values of returned tensors, which disturbs the
-                trace of a few models.
-        """
         self.disturbed = False
         """Whether a look-up added a node to the trace."""
         self.traced: dict[OperationKey, list[TracedOperation]] = {}
@@ -67,7 +60,7 @@ class JitTraceReader:
         self._scopes: Mapping[str, list[int]] = {}
         self._parents: list[int] = []
 
-    def session(self) -> object:
+    def session(self) -> Any:
         """Return torch's state of the trace under way, None outside a trace."""
         # Private: the only access to the graph under construction; `torch.jit.is_tracing` only
         # tells whether there is one. Without it this exporter would have no evidence but scopes.
@@ -75,18 +68,14 @@ class JitTraceReader:
 
     def position(self) -> int:
         """Return the number of the newest value of the trace."""
-        state = torch._C._get_tracing_state()
+        state = self.session()
         if state is not None:
             self._latest = max(self._latest, _last_unique(state.graph().insertPoint().prev()))
         return self._latest
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        """Return the number of the value of a tensor, None for one that the trace did not compute.
-
-        Args:
-            tensor: A tensor that a module returned.
-        """
-        state = torch._C._get_tracing_state()
+        """Return the number of a tensor's value, None for one that the trace did not compute."""
+        state = self.session()
         if not self._look_up_values or state is None or (tensor.requires_grad and tensor.is_leaf):
             return None
         here = state.graph().insertPoint()
@@ -114,12 +103,8 @@ class JitTraceReader:
         return str((torch.jit._trace._trace_module_map or {}).get(module, ""))
 
     def assign_calls(self, calls: Sequence[OpenCall]) -> dict[str, int]:
-        """Index the operations traced so far, and return the number of the call of each.
-
-        Args:
-            calls: The calls recorded so far; the first is that of the model.
-        """
-        state = torch._C._get_tracing_state()
+        """Index the operations traced so far, and return the number of the call of each."""
+        state = self.session()
         if state is None:
             return {}
         self._latest = 0
@@ -160,23 +145,14 @@ class JitTraceReader:
         self._scopes = {}
 
     def key_of(self, node: Any) -> OperationKey:
-        """Return the key of a node in a copy of the traced graph.
-
-        Args:
-            node: A node of the JIT graph.
-        """
+        """Return the key of a node in a copy of the traced graph."""
         return node.kind(), node.scopeName() if self._has_scopes else ""
 
     def call_in(self, scope: str, near: int) -> int:
         """Find the call with a scope that an operation was part of.
 
-        Args:
-            scope: The scope of the operation.
-            near: The number of the call of an operation close to it.
-
-        Returns:
-            `near` if no call has the scope. Else, of the calls with this scope, the innermost
-            around `near`, or the first after it.
+        `near` is the call of an operation close to it, and the answer if no call has the scope.
+        Else it is, of the calls with this scope, the innermost around `near`, or the first after.
         """
         candidates = self._scopes.get(scope, [])
         if not candidates:
@@ -190,38 +166,17 @@ class JitTraceReader:
 
 
 def inputs_of(node: Any) -> list[Any]:
-    """Return the inputs of a node of the JIT graph.
-
-    Args:
-        node: The node.
-
-    Returns:
-        Its input values; torch's own iterator over them costs twenty times as much.
-    """
+    """Return the inputs of a node; torch's own iterator over them costs twenty times as much."""
     return [node.inputsAt(slot) for slot in range(node.inputsSize())]
 
 
 def outputs_of(node: Any) -> list[Any]:
-    """Return the outputs of a node of the JIT graph.
-
-    Args:
-        node: The node.
-
-    Returns:
-        Its output values.
-    """
+    """Return the outputs of a node."""
     return [node.outputsAt(slot) for slot in range(node.outputsSize())]
 
 
 def numbers_of(values: Sequence[Any]) -> tuple[int, ...]:
-    """Return the unique numbers of values of the JIT graph.
-
-    Args:
-        values: The values.
-
-    Returns:
-        Their numbers in the same order.
-    """
+    """Return the unique numbers of values."""
     return tuple([value.unique() for value in values])
 
 
@@ -310,14 +265,9 @@ def _look_up_in_own_frame(holder: list[torch.Tensor]) -> Any:
 
 
 def kind_of(node: Any) -> tuple[Hashable, bool]:
-    """Return what a node of the JIT graph does.
+    """Return the operator and attributes of a node, comparable, and whether it has no attributes.
 
-    Args:
-        node: The node.
-
-    Returns:
-        The operator with its attributes in a comparable form, and whether it has no attributes.
-        A node without inputs is never compared, so its attributes are left out.
+    A node without inputs is never compared, so its attributes are left out.
     """
     if not node.inputsSize() or not node.hasAttributes():
         return (node.kind(), ()), True

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from itertools import chain
 from typing import Any
 
@@ -18,21 +18,15 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
-from modelexport.errors import ArgumentError
+from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
+from modelexport.exporters import ModelKind
 
 EXPORT_LOCK = threading.RLock()
 """Held by each export and silent run: torch's exporters and `silence_torch` have global state."""
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """Remove the wrappers of torch.compile and torch.nn.parallel, which add to module paths.
-
-    Args:
-        model: A model, wrapped or not.
-
-    Returns:
-        The model inside.
-    """
+    """Remove the wrappers of torch.compile and torch.nn.parallel, which add to module paths."""
     # Private: the class of compiled models and its `_orig_mod` have no public names. It is looked
     # up only where it is imported already: that is slow, and before it nothing is compiled.
     compiler = sys.modules.get("torch._dynamo.eval_frame")
@@ -45,18 +39,34 @@ def unwrap_model(model: nn.Module) -> nn.Module:
             return model
 
 
-_INLINE_LIMIT = 2**31 - 2**24
+def check_model(model: object) -> nn.Module | ExportedProgram:
+    """Check what the caller passed as the model, and return it without its wrappers.
 
-
-def exceeds_one_file(model: nn.Module) -> bool:
-    """Tell whether the parameters and buffers are more than a protobuf can hold.
-
-    Args:
-        model: The model.
-
-    Returns:
-        True above 2 GiB, with some room for the graph.
+    Raises:
+        ArgumentTypeError: It is not a model.
+        ArgumentError: It has no weights.
     """
+    if not isinstance(model, nn.Module | ExportedProgram):
+        raise ArgumentTypeError(
+            f"the model is {describe_type(model)}, not a torch.nn.Module",
+            hint="pass the model object itself; call a class first, and load a path first",
+        )
+    check_has_weights(model)
+    return unwrap_model(model) if isinstance(model, nn.Module) else model
+
+
+def kind_of_model(model: nn.Module | ExportedProgram) -> ModelKind:
+    """Return what kind of model an exporter is given."""
+    if isinstance(model, ExportedProgram):
+        return ModelKind.PROGRAM
+    return ModelKind.SCRIPT if isinstance(model, torch.jit.ScriptModule) else ModelKind.MODULE
+
+
+_INLINE_LIMIT = 2**31 - 2**24  # a protobuf holds 2 GiB; the graph needs some room
+
+
+def exceeds_one_file(model: nn.Module | ExportedProgram) -> bool:
+    """Tell whether the parameters and buffers are more than a protobuf can hold."""
     tensors = (*model.parameters(), *model.buffers())
     return sum(t.numel() * t.element_size() for t in tensors) > _INLINE_LIMIT
 
@@ -68,30 +78,28 @@ def preserve_model(model: nn.Module) -> Iterator[None]:
     Restores the attributes of its modules, the contents of the dicts, lists and sets among them,
     the values of its buffers, and which parameters have gradients. The values of parameters are
     not restored: that would take a copy of all of them.
-
-    Args:
-        model: The model.
     """
-    modules = [
-        module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)
+    modules = list(model.modules())
+    compiled = [module for module in modules if isinstance(module, torch.jit.ScriptModule)]
+    training = [module.training for module in compiled]
+    containers = [
+        pair
+        for module in modules
+        if not isinstance(module, torch.jit.ScriptModule)
+        for pair in _containers(module)
     ]
-    scripted = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
-    training = [module.training for module in scripted]
-    attributes = [(module, dict(module.__dict__), _contents(module)) for module in modules]
     buffers = [(buffer, buffer.detach().clone(), buffer.is_leaf) for buffer in model.buffers()]
     gradients = [
         (parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()
     ]
     try:
-        for module in (*modules, *scripted):
+        for module in modules:
             module.training = False
         yield
     finally:
-        for module, plain, contents in attributes:
-            _restore(module.__dict__, plain)
-            for live, saved in contents:
-                _restore(live, saved)
-        for module, was in zip(scripted, training, strict=True):
+        for live, saved in containers:
+            _restore(live, saved)
+        for module, was in zip(compiled, training, strict=True):
             module.training = was
         for parameter, needs_grad, grad in gradients:
             parameter.requires_grad = needs_grad
@@ -114,17 +122,14 @@ def _restore_buffer(buffer: torch.Tensor, copy: torch.Tensor, was_leaf: bool) ->
 _Container = dict[Any, Any] | list[Any] | set[Any]
 
 
-def _contents(module: nn.Module) -> list[tuple[_Container, _Container]]:
-    """Return a module's dicts, lists and sets, each with a copy.
+def _containers(module: nn.Module) -> Iterator[tuple[_Container, _Container]]:
+    """Yield a module's attributes, and the dicts, lists and sets among them, each with a copy.
 
     They hold its submodules, parameters, buffers and hooks, and caches of its own.
     """
-    containers = [
-        value for value in module.__dict__.values() if isinstance(value, dict | list | set)
-    ]
-    return [
-        (value, dict(value) if isinstance(value, dict) else list(value)) for value in containers
-    ]
+    for value in (module.__dict__, *module.__dict__.values()):
+        if isinstance(value, dict | list | set):
+            yield value, dict(value) if isinstance(value, dict) else list(value)
 
 
 def _restore(live: _Container, saved: _Container) -> None:
@@ -145,9 +150,6 @@ def _items(container: _Container) -> Iterator[Any]:
 def check_has_weights(model: nn.Module | ExportedProgram) -> None:
     """Check that all parameters and buffers of a model have values.
 
-    Args:
-        model: A model or an exported program.
-
     Raises:
         ArgumentError: Some are lazy, or on the meta device.
     """
@@ -167,12 +169,7 @@ def check_has_weights(model: nn.Module | ExportedProgram) -> None:
 
 @contextmanager
 def swap_attributes(owner: Any, **replacements: Any) -> Iterator[None]:
-    """Replace attributes of a module or object while the block runs.
-
-    Args:
-        owner: What has the attributes.
-        **replacements: The values for the time of the block, by attribute.
-    """
+    """Replace attributes of a module or object while the block runs."""
     originals = {name: getattr(owner, name) for name in replacements}
     try:
         for name, value in replacements.items():
@@ -189,23 +186,27 @@ def silence_torch(verbose: bool) -> Iterator[None]:
 
     Holds the lock: `sys.stdout`, the warning filters and the loggers belong to the whole process,
     and two blocks that overlap in two threads would each restore what the other one had set.
-
-    Args:
-        verbose: Whether to show them nevertheless.
     """
-    with EXPORT_LOCK:
-        if verbose:
-            yield
-        else:
-            with _silenced():
-                yield
+    with EXPORT_LOCK, nullcontext() if verbose else _silenced():
+        yield
+
+
+_NOISY = ("torch", "onnxscript", "onnx_ir")
 
 
 @contextmanager
 def _silenced() -> Iterator[None]:
     roots = [logging.getLogger(name) for name in _NOISY]
     levels = [logger.level for logger in roots]
-    own_level = [logger for logger in _noisy_loggers() if logger.level and not logger.disabled]
+    # A logger below with its own level ignores that of its parent.
+    own_level = [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if name.startswith(tuple(f"{root}." for root in _NOISY))
+        and isinstance(logger, logging.Logger)
+        and logger.level
+        and not logger.disabled
+    ]
     # Private: torch's exporter logs from C++, which no logger or redirection catches, and this is
     # the only switch. The exporter means to restore it and turns it on instead, so that whole
     # graphs are printed when it fails: hence it must not be able to. Without it only the screen is
@@ -230,16 +231,3 @@ def _silenced() -> Iterator[None]:
             logger.setLevel(level)
         for logger in own_level:
             logger.disabled = False
-
-
-_NOISY = ("torch", "onnxscript", "onnx_ir")
-
-
-def _noisy_loggers() -> list[logging.Logger]:
-    """Return the loggers below the noisy ones: one with its own level ignores its parent's."""
-    loggers = logging.root.manager.loggerDict
-    return [
-        logger
-        for name, logger in loggers.items()
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] in _NOISY and "." in name
-    ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import nn
 from torch.export import ExportedProgram
@@ -24,6 +26,8 @@ from modelexport.modules.tree import (
     parameter_counts,
 )
 
+_T = TypeVar("_T")
+
 # nn.Module's public iterators skip what is None and what was seen before, and recurse. The tree
 # needs every name of every module in order, so it reads the dicts `_modules`, `_parameters` and
 # `_buffers`, which are part of the pickled state of every module.
@@ -32,11 +36,7 @@ from modelexport.modules.tree import (
 def read_module_tree(model: nn.Module) -> ModuleTree:
     """Read the module tree of a model.
 
-    Args:
-        model: The model.
-
-    Returns:
-        Its modules; the first name of a module is its path, the others are aliases.
+    The first name of a module is its path, the others are aliases.
     """
     path_of = {id(model): ""}
     by_path: dict[str, nn.Module] = {"": model}
@@ -64,11 +64,11 @@ def read_module_tree(model: nn.Module) -> ModuleTree:
             finished.append(path)
     aliases = find_aliases(links, reversed(finished))
     below = {
-        path: [path_of[id(child)] for child in module._modules.values() if child is not None]
+        path: [path_of[id(child)] for child in _present(module._modules).values()]
         for path, module in by_path.items()
     }
     held = {
-        path: {id(p): p.numel() for _, p in _direct(module._parameters)}
+        path: {id(tensor): tensor.numel() for tensor in _present(module._parameters).values()}
         for path, module in by_path.items()
     }
     counts = parameter_counts(below, held)
@@ -79,13 +79,13 @@ def read_module_tree(model: nn.Module) -> ModuleTree:
     shapes = {
         join_path(path, name): tuple(tensor.shape)
         for path, module in by_path.items()
-        for name, tensor in (*_direct(module._parameters), *_direct(module._buffers))
+        for name, tensor in _present({**module._parameters, **module._buffers}).items()
     }
     return ModuleTree(modules, shapes)
 
 
-def _direct(tensors: Mapping[str, torch.Tensor | None]) -> list[tuple[str, torch.Tensor]]:
-    return [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+def _present(entries: Mapping[str, _T | None]) -> dict[str, _T]:
+    return {name: entry for name, entry in entries.items() if entry is not None}
 
 
 def _describe(path: str, module: nn.Module, aliases: Aliases, parameter_count: int) -> Module:
@@ -93,9 +93,9 @@ def _describe(path: str, module: nn.Module, aliases: Aliases, parameter_count: i
     return Module(
         path=path,
         qualified_class=f"{cls.__module__}.{cls.__name__}",
-        children=tuple(name for name, child in module._modules.items() if child is not None),
-        direct_parameters=tuple(name for name, _ in _direct(module._parameters)),
-        direct_buffers=tuple(name for name, _ in _direct(module._buffers)),
+        children=tuple(_present(module._modules)),
+        direct_parameters=tuple(_present(module._parameters)),
+        direct_buffers=tuple(_present(module._buffers)),
         forward_args=forward_args(module),
         aliases=aliases.listed,
         more_aliases=aliases.more,
@@ -105,45 +105,31 @@ def _describe(path: str, module: nn.Module, aliases: Aliases, parameter_count: i
     )
 
 
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_ARGS_BY_FORWARD: dict[Any, tuple[str, ...]] = {}
-"""Cached by the `forward` of a class: reading a signature is slow, and a model has few classes."""
-
-
 def forward_args(module: nn.Module) -> tuple[str, ...]:
     """Return the names of the arguments of a module's forward.
 
-    Args:
-        module: The module.
-
-    Returns:
-        The names, with * and ** in front of variadic ones; empty if they cannot be read.
+    Variadic ones have * or ** in front. There are none if the signature cannot be read.
     """
     own = module.__dict__.get("forward")
     try:
-        function = own if own is not None else type(module).forward
-        if function in _ARGS_BY_FORWARD:
-            return _ARGS_BY_FORWARD[function]
-        parameters = list(inspect.signature(function).parameters.values())
+        return _class_args(type(module).forward) if own is None else _argument_names(own)
     except (TypeError, ValueError, AttributeError):
         return ()
-    if own is None:
-        parameters = parameters[1:]
-    names = tuple(str(p).partition(":")[0] if p.kind in _VARIADIC else p.name for p in parameters)
-    if own is None:
-        _ARGS_BY_FORWARD[function] = names
-    return names
+
+
+@functools.cache  # reading a signature is slow, and a model has few classes
+def _class_args(function: Any) -> tuple[str, ...]:
+    return _argument_names(function)[1:]
+
+
+def _argument_names(function: Any) -> tuple[str, ...]:
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(str(p).partition(":")[0] if p.kind in variadic else p.name for p in parameters)
 
 
 def named_args(module: nn.Module) -> dict[str, bool]:
-    """Return the arguments of a module's forward that can be passed by name.
-
-    Args:
-        module: The module.
-
-    Returns:
-        The names, each with whether it is required.
-    """
+    """Return forward's arguments that can be passed by name, each with whether it is required."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(module.forward).parameters
     return {
@@ -159,68 +145,48 @@ Like torch's own containers it is not shown.
 
 
 def read_program_tree(program: ExportedProgram) -> ModuleTree:
-    """Read the module tree from the nodes of a program and the names of its tensors.
-
-    Args:
-        program: The exported program.
-
-    Returns:
-        Its modules.
-    """
+    """Read the module tree from the nodes of a program and the names of its tensors."""
     classes = {"": _UNKNOWN}
     for stack in _module_stacks(program):
         for path, cls in stack.values():
             classes[path] = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"
+    # Plain modules with the same names and tensors have the same tree, but for two facts.
+    stand_ins = {"": nn.Module()}
+    for path in classes:
+        _add_stand_in(stand_ins, path)
     parameters = set(program.graph_signature.parameters)
-    tensors: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in (*program.state_dict.items(), *program.constants.items()):
         if isinstance(tensor, torch.Tensor):
             path, _, own = name.rpartition(".")
-            tensors.setdefault(path, {})[own] = tensor
-    children = _children([*classes, *tensors])
-    paths = list(_depth_first(children))
-    held = {
-        path: {
-            id(tensor): tensor.numel()
-            for name, tensor in tensors.get(path, {}).items()
-            if join_path(path, name) in parameters
-        }
-        for path in paths
-    }
-    below = {path: [join_path(path, name) for name in children.get(path, ())] for path in paths}
-    counts = parameter_counts(below, held)
-    arguments = tuple(_arguments(program))
+            module = _add_stand_in(stand_ins, path)
+            tensors: dict[str, Any] = module._parameters if name in parameters else module._buffers
+            tensors[own] = tensor
+    arguments = tuple(
+        str(getattr(spec.arg, "name", ""))
+        for spec in program.graph_signature.input_specs
+        if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT
+    )
+    tree = read_module_tree(stand_ins[""])
     modules = {
-        path: Module(
-            path=path,
+        path: msgspec.structs.replace(
+            module,
             qualified_class=classes.get(path, _UNKNOWN),
-            children=tuple(children.get(path, ())),
-            direct_parameters=tuple(
-                name for name in tensors.get(path, ()) if join_path(path, name) in parameters
-            ),
-            direct_buffers=tuple(
-                name for name in tensors.get(path, ()) if join_path(path, name) not in parameters
-            ),
             forward_args=() if path else arguments,
-            parameter_count=counts[path],
         )
-        for path in paths
+        for path, module in tree.modules.items()
     }
-    shapes = {
-        join_path(path, name): tuple(tensor.shape)
-        for path, named in tensors.items()
-        for name, tensor in named.items()
-    }
-    return ModuleTree(modules, shapes)
+    return ModuleTree(modules, tree.tensor_shapes)
 
 
-def _depth_first(children: dict[str, dict[str, None]]) -> Iterator[str]:
-    """Yield the paths of a tree, each before those below it."""
-    pending = [""]
-    while pending:
-        path = pending.pop()
-        yield path
-        pending.extend(join_path(path, name) for name in reversed(children.get(path, {})))
+def _add_stand_in(stand_ins: dict[str, nn.Module], path: str) -> nn.Module:
+    """Add a plain module for a path, and for the containers above it, unless it is there."""
+    parent = ""
+    for name in path.split(".") if path not in stand_ins else ():
+        child = join_path(parent, name)
+        if child not in stand_ins:
+            stand_ins[child] = stand_ins[parent]._modules[name] = nn.Module()
+        parent = child
+    return stand_ins[path]
 
 
 def _module_stacks(program: ExportedProgram) -> Iterator[Mapping[str, tuple[str, Any]]]:
@@ -229,20 +195,3 @@ def _module_stacks(program: ExportedProgram) -> Iterator[Mapping[str, tuple[str,
             for node in module.graph.nodes:
                 # Undocumented: by call, the path and the class of each module around a node.
                 yield node.meta.get("nn_module_stack") or {}
-
-
-def _children(paths: list[str]) -> dict[str, dict[str, None]]:
-    """Return the names below each path in order of appearance, with the containers in between."""
-    children: dict[str, dict[str, None]] = {}
-    for path in paths:
-        while path:
-            parent, _, name = path.rpartition(".")
-            children.setdefault(parent, {}).setdefault(name)
-            path = parent
-    return children
-
-
-def _arguments(program: ExportedProgram) -> Iterator[str]:
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT:
-            yield str(getattr(spec.arg, "name", ""))

@@ -1,4 +1,4 @@
-"""Export with the TorchScript exporter."""
+"""Export with the TorchScript exporter, and read its evidence."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import inspect
 import mmap
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 import torch
@@ -20,22 +20,30 @@ from torch import nn
 from torch.jit._trace import TracerWarning
 
 from modelexport.capture.failure import short_location
-from modelexport.capture.inputs import ModelInputs, bind_by_position, in_signature_order
-from modelexport.capture.jit_evidence import read_trace
-from modelexport.capture.jit_lowering import watch_lowering
-from modelexport.capture.jit_trace import JitTraceReader
+from modelexport.capture.hooks import filter_outputs, hide_hooks_from_jit, record_calls
+from modelexport.capture.inputs import ModelInputs, in_signature_order, name_inputs
+from modelexport.capture.jit_lowering import Lowering, watch_lowering
+from modelexport.capture.jit_trace import JitTraceReader, inputs_of, kind_of, outputs_of
 from modelexport.capture.model_state import (
     exceeds_one_file,
     preserve_model,
     silence_torch,
     swap_attributes,
 )
-from modelexport.capture.module_tree import forward_args
-from modelexport.capture.outputs import filter_outputs
-from modelexport.capture.recorder import hide_hooks_from_jit, record_calls
-from modelexport.capture.trace import Baseline, TorchOptions, TracerNote
+from modelexport.capture.trace import (
+    Baseline,
+    Call,
+    CallLog,
+    Operation,
+    Site,
+    TorchOptions,
+    Trace,
+    TracerNote,
+    ValueMatcher,
+    covered_modules,
+)
 from modelexport.errors import ArgumentError, first_line
-from modelexport.garbage import pause_collector
+from modelexport.graph.flat import pause_collector
 from modelexport.modules.tree import ModuleTree
 
 
@@ -44,15 +52,8 @@ def export(
 ) -> Baseline:
     """Export with `torch.onnx.export(dynamo=False)` into memory.
 
-    Args:
-        model: The model; it is left as it was.
-        tree: Its modules.
-        inputs: The example inputs.
-        target: The file that the bytes are for; large initializers go to a data file beside it.
-        options: The arguments for torch.
-
-    Returns:
-        The baseline and its evidence.
+    The arguments are those of the other exporter; only large initializers go to a file, which is
+    beside the target.
 
     Raises:
         ArgumentError: The dynamic shapes are not by input name.
@@ -137,26 +138,26 @@ def _needs_positions(model: nn.Module, inputs: ModelInputs) -> bool:
         return False
     parameters = inspect.signature(model.forward).parameters
     defaults = {name: item.default for name, item in parameters.items()}
-    values = (defaults | _by_name(model, inputs)).values()
+    values = (defaults | name_inputs(model, inputs)).values()
     numbers = any(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     return numbers or any(name not in parameters for name in inputs.kwargs)
 
 
-def _by_name(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
-    return dict(zip(forward_args(model), inputs.args, strict=False)) | inputs.kwargs
-
-
 def _rebind_by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:
-    """Rebind forward to take the tensor inputs by position, and return them in that order."""
-    named = _by_name(model, inputs)
-    constants = {name: value for name, value in named.items() if _is_constant(value)}
-    tensors = {name: value for name, value in named.items() if name not in constants}
-    bind_by_position(model, list(tensors), constants)
+    """Rebind forward to take the inputs that are not constants by position, and return these.
+
+    `preserve_model` restores it.
+    """
+    named = name_inputs(model, inputs)
+    constants = {n: v for n, v in named.items() if v is None or isinstance(v, int | float | str)}
+    tensors = {n: v for n, v in named.items() if n not in constants}
+    original = model.forward
+
+    def forward(*args: Any) -> Any:
+        return original(**dict(zip(tensors, args, strict=True)), **constants)
+
+    model.forward = forward
     return tuple(tensors.values())
-
-
-def _is_constant(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _dynamic_axes(dynamic_shapes: Any, names: Any) -> dict[str, dict[int, str]] | None:
@@ -173,10 +174,7 @@ def _dynamic_axes(dynamic_shapes: Any, names: Any) -> dict[str, dict[int, str]] 
     for name, dims in dynamic_shapes.items():
         items = dims.items() if isinstance(dims, Mapping) else enumerate(dims or ())
         axes[name] = {
-            axis: str(
-                getattr(dim, "__name__", None)
-                or (dim if isinstance(dim, str) else f"{name}_{axis}")
-            )
+            axis: dim if isinstance(dim, str) else getattr(dim, "__name__", f"{name}_{axis}")
             for axis, dim in items
             if dim is not None and not isinstance(dim, int)
         }
@@ -207,9 +205,6 @@ def store_initializers_externally(target: Path) -> Iterator[Callable[[bytes], by
     """Let torch write a placeholder of one element for each large initializer.
 
     A protobuf holds at most 2 GiB, and torch itself would write one file for each initializer.
-
-    Args:
-        target: The file that the model is written to.
 
     Yields:
         A function that writes the initializers to `<target>.data` and returns the bytes of the
@@ -254,6 +249,52 @@ def _write_data_file(content: bytes, large: Mapping[str, torch.Tensor], data_fil
     return bytes(model.SerializeToString())
 
 
+def read_trace(log: CallLog, lowering: Lowering) -> Trace:
+    """Read the evidence of a finished export, in terms of the names of the file."""
+    names = lowering.final_names()
+    nodes = list(lowering.final.nodes())
+    final = [_describe_node(node) for node in nodes]
+    present = {value.debugName() for value in lowering.final.inputs()}
+    matcher = ValueMatcher([old.rename(names) for old in lowering.translated], final, present)
+    count = len(log.calls)
+    calls = {names.get(name, name): call for name, call in lowering.calls.items() if call < count}
+    merged = {names.get(name, name): more for name, more in lowering.merged.items()}
+    scopes: dict[str, Site] = {}
+    covers: dict[str, tuple[str, ...]] = {}
+    last = -1
+    for node, operation in zip(nodes, final, strict=True):
+        originals = matcher.original_operations(operation)
+        ran_in = [calls[name] for old in originals for name in old.outputs if name in calls]
+        ran_in = ran_in or [calls[name] for name in operation.outputs if name in calls]
+        ran_in += [call for name in operation.outputs for call in merged.get(name, ())]
+        # The scope decides for a node that no followed operation explains. The nodes of a call
+        # stand together, so the call of the node before tells calls with one scope apart.
+        scope = node.scopeName()
+        recorded = lowering.reader.call_in(scope, ran_in[0] if ran_in else last) if scope else -1
+        sites = [Site(log.calls[call].path, call) for call in (*ran_in, recorded) if call >= 0]
+        if sites:
+            last = sites[0].call
+            scopes.update(dict.fromkeys(operation.outputs, sites[0]))
+            covers[operation.outputs[0]] = covered_modules(sites)
+
+    def find(traced: str, call: Call) -> str | None:
+        value = lowering.onnx_value(traced, call, log.calls[0].returned) if traced else None
+        return None if value is None else matcher.find(names.get(value, value))
+
+    results = {
+        number: tuple(find(traced, call) for traced in call.returned)
+        for number, call in enumerate(log.calls)
+    }
+    return Trace(log, scopes, covers, results)
+
+
+def _describe_node(node: Any) -> Operation:
+    """Describe a written node; its attributes are read only if it has to be compared."""
+    outputs = tuple([value.debugName() for value in outputs_of(node)])
+    inputs = tuple([value.debugName() for value in inputs_of(node)])
+    return Operation(outputs, inputs, lambda: kind_of(node)[0], False)
+
+
 _MAX_NOTE = 200
 _SENTENCE_END = re.compile(r"[.!](\s|$)")
 _FOLDERS = re.compile(r"(?<!\w)(/[^\s/:'\"]+)+/(?=[^\s/:'\"]+/[^\s/:'\"]+)")
@@ -261,33 +302,19 @@ _FOLDERS = re.compile(r"(?<!\w)(/[^\s/:'\"]+)+/(?=[^\s/:'\"]+/[^\s/:'\"]+)")
 
 @contextmanager
 def collect_tracer_warnings(verbose: bool) -> Iterator[list[TracerNote]]:
-    """Collect the tracer's warnings about model code while the block runs.
-
-    Args:
-        verbose: Whether to show them as well.
-
-    Yields:
-        The notes, filled while the model is traced.
-    """
+    """Collect the tracer's warnings about model code, and show them if verbose."""
     notes: list[TracerNote] = []
     with warnings.catch_warnings():
         show: Any = warnings.showwarning
 
-        def collect(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            *rest: Any,
-            **named: Any,
-        ) -> None:
+        def collect(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
             is_note = issubclass(category, TracerWarning)
             if is_note:
                 notes.append(TracerNote(short_location(filename, lineno), _first_sentence(message)))
             if verbose or not is_note:
-                show(message, category, filename, lineno, *rest, **named)
+                show(message, category, filename, lineno, *rest)
 
-        warnings.showwarning = collect
+        warnings.showwarning = cast(Any, collect)
         warnings.filterwarnings("always", category=TracerWarning)
         # Undocumented: filters out the warnings about torch's own shape checks. torch calls it
         # once at import, before the filter above; without it the notes name lines of torch.
@@ -299,17 +326,3 @@ def collect_tracer_warnings(verbose: bool) -> Iterator[list[TracerNote]]:
 def _first_sentence(message: Any) -> str:
     line = _FOLDERS.sub("", first_line(message))
     return _SENTENCE_END.split(line, maxsplit=1)[0][:_MAX_NOTE]
-
-
-def note_lines(notes: Iterable[TracerNote], with_locations: bool) -> tuple[str, ...]:
-    """Format each distinct note in one line.
-
-    Args:
-        notes: The notes.
-        with_locations: Whether to name the lines of model code.
-
-    Returns:
-        The lines in order.
-    """
-    lines = (f"{note.location}: {note.text}" if with_locations else note.text for note in notes)
-    return tuple(dict.fromkeys(lines))

@@ -1,15 +1,80 @@
-"""The evidence of an exporter: the call of each node, and the values that each call returned."""
+"""What an exporter records: calls, the site of each node, and values matched across a graph."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from modelexport.capture.calls import CallLog
+
+class Call(msgspec.Struct, frozen=True):
+    """One run of one module's forward.
+
+    Calls are numbered in the order they began, so the calls made inside this one are exactly those
+    from its own number up to `end`.
+    """
+
+    path: str
+    """The path of the module."""
+    index: int
+    """The number of this call among the calls of the same module, from 0."""
+    parent: int
+    """The number of the call that this one was made in, -1 for none."""
+    end: int
+    """The number of the first call that began after this one had ended."""
+    returned: tuple[str, ...] = ()
+    """The trace's names of the returned tensors and numbers in order, "" for one without a name."""
+    finish: int = 0
+    """The position of the trace when the call ended."""
+
+
+class CallLog(msgspec.Struct, frozen=True):
+    """All calls of one capture, and the call in which each traced operation ran."""
+
+    calls: tuple[Call, ...] = ()
+    operation_calls: Mapping[str, int] = {}
+    """By the trace's name of an operation, the number of its innermost call."""
+
+    def count(self) -> Counter[str]:
+        """Return how often each module ran."""
+        return Counter(call.path for call in self.calls)
+
+    def only_calls(self) -> dict[str, int]:
+        """Return the number of the call of each module that ran just once."""
+        counts = self.count()
+        return {c.path: number for number, c in enumerate(self.calls) if counts[c.path] == 1}
+
+    def within(self, inner: int, outer: int) -> bool:
+        """Tell whether a call was made inside another one, or is that call.
+
+        Args:
+            inner: The number of the call that may be inside.
+            outer: The number of the call around it.
+
+        Returns:
+            True if `inner` is `outer` or began before `outer` ended.
+        """
+        return outer <= inner < self.calls[outer].end
+
+    def enclosing(self, number: int, path: str) -> int | None:
+        """Find the call of a module that a call was made in.
+
+        Args:
+            number: The number of the inner call.
+            path: The path of the module whose call is wanted.
+
+        Returns:
+            The number of the innermost such call, `number` itself included; None if there is none.
+        """
+        while number >= 0:
+            if self.calls[number].path == path:
+                return number
+            number = self.calls[number].parent
+        return None
 
 
 class Site(NamedTuple):
@@ -41,6 +106,43 @@ class Trace(msgspec.Struct, frozen=True):
     """The modules that ran in subgraphs of conditionals and loops; their calls are not logged."""
 
 
+class TorchOptions(msgspec.Struct, frozen=True):
+    """The arguments that are passed on to `torch.onnx.export`."""
+
+    optimize: bool = True
+    opset_version: int | None = None
+    input_names: Sequence[str] | None = None
+    output_names: Sequence[str] | None = None
+    dynamic_shapes: Any = None
+    external_data: bool | None = None
+    verbose: bool = False
+    with_graph_text: bool = False
+    """Whether `Baseline.graph_text` is wanted."""
+
+
+class TracerNote(NamedTuple):
+    """A warning of the tracer about a value that it fixed to the example inputs."""
+
+    location: str
+    """The line of model code."""
+    text: str
+    """The first sentence of torch's message, without folders."""
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """A baseline as torch wrote it, and the evidence."""
+
+    data: memoryview
+    """The bytes of the `.onnx` file, in memory or mapped."""
+    files: Mapping[str, Path]
+    """The external data files beside it, by the names that the bytes refer to."""
+    trace: Trace
+    dropped_outputs: tuple[str, ...] = ()
+    graph_text: str | None = None
+    """The exporter's own graph as text, if it was asked for."""
+    tracer_notes: tuple[TracerNote, ...] = ()
+
+
 class Operation(NamedTuple):
     """One operation of a graph, with enough of it to recognise it after an optimisation."""
 
@@ -50,6 +152,11 @@ class Operation(NamedTuple):
     """Return the operator and its attributes in a comparable form; called only where needed."""
     plain: bool
     """Whether the operation has no attributes."""
+
+    def rename(self, names: Mapping[str, str]) -> Operation:
+        """Return the operation with its values under other names, as far as they have some."""
+        outputs = tuple(names.get(name, name) for name in self.outputs)
+        return self._replace(outputs=outputs, inputs=tuple(names.get(n, n) for n in self.inputs))
 
 
 _MAX_STEPS = 8
@@ -68,7 +175,7 @@ class ValueMatcher:
         self,
         before: Sequence[Operation],
         after: Sequence[Operation],
-        present: frozenset[str],
+        present: Set[str],
         changed: frozenset[str] = frozenset(),
     ) -> None:
         """Index both graphs.
@@ -80,7 +187,7 @@ class ValueMatcher:
             changed: The initializers that got other values under their old names.
         """
         self._changed = changed
-        self._present = present.union(*(operation.outputs for operation in after))
+        self._present = {*present, *(name for operation in after for name in operation.outputs)}
         self._producers = {name: operation for operation in before for name in operation.outputs}
         self._after = {name: operation for operation in after for name in operation.outputs}
         self._consumers: dict[str, list[tuple[Operation, int]]] = {}
@@ -90,14 +197,7 @@ class ValueMatcher:
         self._matches: dict[str, str | None] = {}
 
     def find(self, name: str) -> str | None:
-        """Find a translated value in the written graph.
-
-        Args:
-            name: The name of the value as first translated.
-
-        Returns:
-            Its name in the written graph, or None if it is not there, as after a fusion.
-        """
+        """Return the name of a translated value in the written graph, None if it is not there."""
         chain = []
         while name not in self._present and name not in self._matches:
             chain.append(name)
@@ -117,15 +217,9 @@ class ValueMatcher:
     def original_operations(self, node: Operation) -> list[Operation]:
         """Find the translated operations that a node of the written graph implements.
 
-        Walks back from the node's result through the values that are not in the written graph. An
-        operation on the way that is unchanged is the node itself: the operations after it were
-        removed, and the node got the output name of the last one.
-
-        Args:
-            node: A node of the written graph.
-
-        Returns:
-            The operations; first the one whose result the node computes.
+        The first is the one whose result the node computes. Walks back from it through the values
+        that are not in the written graph. An operation on the way that is unchanged is the node
+        itself: those after it were removed, and the node got the output name of the last one.
         """
         own = [name for name in node.outputs if name in self._producers][:1]
         namesake = self._producers[own[0]] if own else None
@@ -261,50 +355,6 @@ def _is_copy(removed: Operation) -> bool:
 
 
 def covered_modules(sites: Iterable[Site]) -> tuple[str, ...]:
-    """Return the modules that operations ran in.
-
-    Args:
-        sites: Where each operation ran.
-
-    Returns:
-        The module paths, sorted; empty if there is only one.
-    """
+    """Return the modules that operations ran in, sorted; nothing if there is only one."""
     paths = {site.path for site in sites}
     return tuple(sorted(paths)) if len(paths) > 1 else ()
-
-
-class TorchOptions(msgspec.Struct, frozen=True):
-    """The arguments that are passed on to `torch.onnx.export`."""
-
-    optimize: bool = True
-    opset_version: int | None = None
-    input_names: Sequence[str] | None = None
-    output_names: Sequence[str] | None = None
-    dynamic_shapes: Any = None
-    external_data: bool | None = None
-    verbose: bool = False
-    with_graph_text: bool = False
-    """Whether `Baseline.graph_text` is wanted."""
-
-
-class TracerNote(NamedTuple):
-    """A warning of the tracer about a value that it fixed to the example inputs."""
-
-    location: str
-    """The line of model code."""
-    text: str
-    """The first sentence of torch's message, without folders."""
-
-
-class Baseline(msgspec.Struct, frozen=True):
-    """A baseline as torch wrote it, and the evidence."""
-
-    data: memoryview
-    """The bytes of the `.onnx` file, in memory or mapped."""
-    files: Mapping[str, Path]
-    """The external data files beside it, by the names that the bytes refer to."""
-    trace: Trace
-    dropped_outputs: tuple[str, ...] = ()
-    graph_text: str | None = None
-    """The exporter's own graph as text, if it was asked for."""
-    tracer_notes: tuple[TracerNote, ...] = ()

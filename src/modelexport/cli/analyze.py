@@ -15,15 +15,18 @@ from modelexport.cli.console import (
     describe_tensor,
     emit_csv,
     emit_json,
+    format_size,
     join_counts,
+    join_names,
     line,
-    listed,
+    module_tree,
+    output_file_option,
+    output_format_option,
     plain_table,
     progress,
     show,
-    size,
+    status_text,
 )
-from modelexport.cli.summary import module_tree, status_text
 from modelexport.errors import plural
 from modelexport.tagged.records import sidecar_path
 
@@ -37,16 +40,11 @@ _MOST = 12
 
 @click.command("analyze")
 @click.argument("onnx", type=click.Path(path_type=Path))
-@click.option(
-    "--output-format",
-    type=click.Choice(["summary", "detailed", "json", "csv"]),
-    default="summary",
-    show_default=True,
-    help="summary and detailed are for people, json and csv are complete.",
+@output_format_option(
+    *("summary", "detailed", "json", "csv"),
+    help_text="summary and detailed are for people, json and csv are complete.",
 )
-@click.option(
-    "--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout."
-)
+@output_file_option
 @click.option(
     "--filter-tag",
     metavar="TEXT",
@@ -139,8 +137,8 @@ def _count_lines(result: Analysis) -> Iterator[RenderableType]:
 def _parameters(file: FileFacts, counts: Totals | ModuleFacts) -> str:
     """Describe how many parameters there are, and how many bytes are stored for them."""
     if file.parameters_from == "stored":
-        return f"{plural(counts.stored_values, 'stored value')}, {size(counts.bytes)}"
-    return f"{plural(counts.parameters, 'parameter')}, {size(counts.bytes)} stored"
+        return f"{plural(counts.stored_values, 'stored value')}, {format_size(counts.bytes)}"
+    return f"{plural(counts.parameters, 'parameter')}, {format_size(counts.bytes)} stored"
 
 
 def _suggestions(result: Analysis) -> Iterator[RenderableType]:
@@ -171,7 +169,7 @@ def _tree(result: Analysis) -> Iterator[RenderableType]:
         parameters=lambda path: (
             f"{facts[path].parameters:,}" if recorded and facts[path].parameters else ""
         ),
-        stored=lambda path: size(facts[path].bytes) if facts[path].bytes else "",
+        stored=lambda path: format_size(facts[path].bytes) if facts[path].bytes else "",
         status=lambda path: "" if facts[path].status == "nodes" else facts[path].status,
     )
 
@@ -196,7 +194,7 @@ def _largest(result: Analysis) -> Iterator[RenderableType]:
             module.module or "(root)",
             _class_name(module),
             f"{module.own_stored_values:,}",
-            size(module.own_bytes),
+            format_size(module.own_bytes),
         )
         for module in largest
     ]
@@ -214,7 +212,7 @@ def _modules_without_nodes(result: Analysis) -> Iterator[RenderableType]:
     for status, paths in (("absorbed", result.absorbed), ("unused", result.unused)):
         if paths:
             yield ""
-            yield line(f"{status}: {listed(paths, _MOST)}")
+            yield line(f"{status}: {join_names(paths, _MOST)}")
 
 
 def _details(result: Analysis) -> Iterator[RenderableType]:
@@ -233,7 +231,7 @@ def _details(result: Analysis) -> Iterator[RenderableType]:
             yield line(f"weights   {_parameters(result.file, module)}", 2)
         for title, names in (("reads    ", module.inputs), ("gives    ", module.outputs)):
             if names:
-                yield line(f"{title} {listed(names, _MOST)}", 2)
+                yield line(f"{title} {join_names(names, _MOST)}", 2)
     if not result.modules:
         yield ""
         yield line(f"operators {join_counts(result.by_operator)}")

@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from modelexport.batch.executors import EXECUTORS
 from modelexport.batch.jobs import check_limits, read_jobs
 from modelexport.batch.results import DONE, SKIPPED, JobResult
-from modelexport.batch.run import run_batch
+from modelexport.batch.run import EXECUTORS, run_batch
 from modelexport.cli.console import (
     Progress,
     emit_json,
+    format_size,
+    join_names,
     line,
-    listed,
     mute_stdout,
     note,
     plain_table,
     progress,
     show,
-    size,
 )
 from modelexport.errors import plural
 
@@ -173,7 +172,7 @@ class _Screen:
     def show_running(self, running: dict[str, float]) -> None:
         """Show the jobs that are running, with their seconds."""
         jobs = [f"{name} {seconds:.0f} s" for name, seconds in running.items()]
-        running_text = f"; {listed(jobs, _MOST_SHOWN)}" if jobs else ""
+        running_text = f"; {join_names(jobs, _MOST_SHOWN)}" if jobs else ""
         self.status.update(f"{self.ended} of {self.jobs} done{running_text}")
 
 
@@ -195,7 +194,7 @@ def _view(results: list[JobResult], path: Path) -> Iterator[RenderableType]:
             result.strategy or "",
             "" if result.nodes is None else f"{result.nodes:,}",
             f"{result.seconds:.1f}",
-            "" if result.peak_memory is None else size(result.peak_memory),
+            "" if result.peak_memory is None else format_size(result.peak_memory),
         )
         for result in results
     ]

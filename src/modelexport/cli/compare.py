@@ -15,8 +15,10 @@ from modelexport.cli.console import (
     describe_tensor,
     emit_json,
     join_counts,
+    join_names,
     line,
-    listed,
+    output_file_option,
+    output_format_option,
     progress,
     show,
 )
@@ -33,16 +35,8 @@ _MOST_MODULES = 20
 @click.command("compare")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@click.option(
-    "--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout."
-)
-@click.option(
-    "--output-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json is complete.",
-)
+@output_file_option
+@output_format_option("text", "json")
 @click.pass_context
 def compare_command(
     ctx: click.Context, a: Path, b: Path, output_file: Path | None, output_format: str
@@ -106,7 +100,7 @@ def _describe_file(side: FileSummary) -> str:
 
 def _signature(tensors: Iterable[TensorInfo]) -> str:
     """Describe inputs or outputs in one line."""
-    return listed(map(describe_tensor, tensors))
+    return join_names(map(describe_tensor, tensors))
 
 
 def _initializers(result: Comparison) -> Iterator[RenderableType]:
@@ -117,7 +111,7 @@ def _initializers(result: Comparison) -> Iterator[RenderableType]:
         ("added", weights.added),
         ("removed", weights.removed),
     )
-    parts = [f"{len(names)} {word} ({listed(names, _MOST)})" for word, names in groups if names]
+    parts = [f"{len(names)} {word} ({join_names(names, _MOST)})" for word, names in groups if names]
     if weights.renamed:
         parts.append(f"{len(weights.renamed)} renamed")
     if parts:
@@ -144,9 +138,9 @@ def _module(change: ModuleChange) -> Iterator[RenderableType]:
     name = "(no module)" if change.module is None else change.module or "(root)"
     yield line(name if change.tag is None else f"{name}  {change.tag}")
     if change.removed:
-        yield line(f"removed {listed(change.removed, _MOST)}", 2)
+        yield line(f"removed {join_names(change.removed, _MOST)}", 2)
     if change.added:
-        yield line(f"added   {listed(change.added, _MOST)}", 2)
+        yield line(f"added   {join_names(change.added, _MOST)}", 2)
     for node in change.changed[:_MOST]:
         other = "" if node.node == node.other else f" (in A: {node.node})"
         yield line(f"changed {node.other}{other}, {node.op_type}: {', '.join(node.what)}", 2)

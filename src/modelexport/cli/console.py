@@ -1,4 +1,4 @@
-"""Print text, JSON and CSV, and show progress: what all commands share."""
+"""Print text, trees, JSON and CSV, and show progress: what all commands share."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelexport.errors import ArgumentError, ModelExportError
+from modelexport.errors import ArgumentError, ModelExportError, plural
 
 if TYPE_CHECKING:  # rich and the file readers are imported where they are used: --help needs none
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.status import Status
     from rich.table import Table
 
+    from modelexport.analysis.outline import TreeModule
     from modelexport.tagged.records import TensorInfo
 
-WIDTH_WHEN_PIPED = 80
+_WIDTH_WHEN_PIPED = 80
+_MOST_LINES = 60
+"""The most lines of a tree on a screen."""
+_STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
+_NUMBERS = {"nodes", "parameters", "stored"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BEYOND_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -32,24 +37,29 @@ _BEYOND_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _FORMULA = ("=", "+", "-", "@")
 
 
+def output_file_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--output-file` to a command."""
+    help_text = "Write to this file instead of stdout."
+    return click.option("--output-file", type=click.Path(path_type=Path), help=help_text)(command)
+
+
+def output_format_option(
+    *formats: str, help_text: str = "json is complete."
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add `--output-format` to a command; the first format is the default."""
+    choice = click.Choice(formats)
+    return click.option(
+        "--output-format", type=choice, default=formats[0], show_default=True, help=help_text
+    )
+
+
 def note(text: str) -> None:
-    """Print lines to stderr.
-
-    Args:
-        text: The lines; control characters in them are escaped.
-    """
-    click.echo("\n".join(map(visible, text.split("\n"))), err=True)
+    """Print lines to stderr, with control characters escaped."""
+    click.echo("\n".join(map(escape_control, text.split("\n"))), err=True)
 
 
-def visible(text: str) -> str:
-    """Escape control characters, so that a name in a file cannot steer a terminal.
-
-    Args:
-        text: Any text, for example a name from a model file.
-
-    Returns:
-        The text with each control character as its code.
-    """
+def escape_control(text: str) -> str:
+    """Escape control characters, so that a name in a file cannot steer a terminal."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
@@ -80,14 +90,9 @@ class Progress:
             self._status.update(_plain(text))
 
     def print(self, text: str, hint: str | None = None) -> None:
-        """Print a line to stderr that stays, above the spinner if there is one.
-
-        Args:
-            text: The line.
-            hint: What to do next; left out on a terminal, where a summary follows.
-        """
+        """Print a line that stays; on a terminal without the hint, since a summary follows."""
         if self._status is None:
-            note(visible(text if hint is None else f"{text} ({hint})"))
+            note(escape_control(text if hint is None else f"{text} ({hint})"))
         else:
             self._status.console.print(_plain(text), soft_wrap=True)
 
@@ -96,19 +101,15 @@ def _plain(text: str) -> RenderableType:
     """Make text that rich prints as it is, without looking for markup."""
     from rich.text import Text
 
-    return Text(visible(text))
+    return Text(escape_control(text))
 
 
 @contextmanager
 def progress(task: str | None = None, verbose: bool = False) -> Iterator[Progress]:
     """Show progress on stderr for the time of the block.
 
-    Args:
-        task: What the block does. It is shown on a terminal only; steps are shown anywhere.
-        verbose: Print plain lines on a terminal as well, among what torch prints.
-
-    Yields:
-        The progress, to be called with the name of each step.
+    The task is shown on a terminal only, steps anywhere. With `verbose` a terminal also gets plain
+    lines, which go among what torch prints.
     """
     if verbose or not sys.stderr.isatty():
         yield Progress(task)
@@ -122,19 +123,14 @@ def progress(task: str | None = None, verbose: bool = False) -> Iterator[Progres
 
 
 def show(parts: Iterable[RenderableType], output_file: Path | None = None) -> None:
-    """Print parts one below the other; what is piped or written is plain text of 80 columns.
-
-    Args:
-        parts: Tables, paragraphs and strings.
-        output_file: Write to this file instead of stdout.
-    """
+    """Print parts one below the other; what is piped or written is plain text of 80 columns."""
     from rich.console import Console
 
     text = io.StringIO()
     on_screen = output_file is None and sys.stdout.isatty()
     console = Console(
         file=None if on_screen else text,
-        width=None if on_screen else WIDTH_WHEN_PIPED,
+        width=None if on_screen else _WIDTH_WHEN_PIPED,
         color_system="auto" if on_screen else None,
         highlight=False,
         markup=False,
@@ -148,12 +144,7 @@ def show(parts: Iterable[RenderableType], output_file: Path | None = None) -> No
 
 
 def emit(data: bytes, output_file: Path | None = None) -> None:
-    """Write data to stdout, or to a file with a note that says so.
-
-    Args:
-        data: The bytes.
-        output_file: The file to write instead of stdout; a pipe or a device is written to as it is.
-    """
+    """Write data to stdout, or to a file with a note that says so."""
     if output_file is None:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
@@ -176,13 +167,7 @@ def mute_stdout() -> None:
 
 
 def emit_json(record: object, output_file: Path | None = None, *, indent: int = 2) -> None:
-    """Write a record as JSON, with control characters escaped.
-
-    Args:
-        record: A record or plain data.
-        output_file: Write to this file instead of stdout.
-        indent: Spaces for each level; -1 writes one line.
-    """
+    """Write a record as JSON, with control characters escaped; indent -1 gives one line."""
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(record), indent=indent).decode()
@@ -193,13 +178,7 @@ def emit_json(record: object, output_file: Path | None = None, *, indent: int = 
 def emit_csv(
     columns: Sequence[str], rows: Iterable[Mapping[str, object]], output_file: Path | None = None
 ) -> None:
-    """Write rows as CSV, with control characters escaped and no cell that a spreadsheet evaluates.
-
-    Args:
-        columns: The names of the columns, in order.
-        rows: The cells of each row by column; others are left out.
-        output_file: Write to this file instead of stdout.
-    """
+    """Write rows as CSV, with control characters escaped and no formulas for a spreadsheet."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -212,20 +191,12 @@ def emit_csv(
 
 def _cell(text: str) -> str:
     """Escape a cell; a leading quote keeps a spreadsheet from evaluating it."""
-    shown = visible(text)
+    shown = escape_control(text)
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
 def check_output(output_file: Path | None, *inputs: Path) -> None:
-    """Check that an output file can be written and overwrites no input.
-
-    Args:
-        output_file: The file to write; None for stdout.
-        inputs: The files that the command reads. The sidecar and the data files of a model count.
-
-    Raises:
-        ArgumentError: The file is a model or a part of one, or cannot be written.
-    """
+    """Check that an output can be written and overwrites no input, sidecar or data file."""
     if output_file is None:
         return
     from modelexport.onnx_file.atomic_write import check_output_path
@@ -248,20 +219,13 @@ def check_output(output_file: Path | None, *inputs: Path) -> None:
 def plain_table(titles: dict[str, bool], rows: Iterable[Sequence[str]]) -> Table:
     """Build a table without rules, its columns two spaces apart.
 
-    Where the terminal is too narrow, the first text column is truncated. Empty columns are left
-    out.
-
-    Args:
-        titles: The title of each column, and whether it holds numbers.
-        rows: The cells of each row.
-
-    Returns:
-        The table, for `show`.
+    The titles say which columns hold numbers. Where the terminal is too narrow, the first text
+    column is truncated. Empty columns are left out.
     """
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[visible(cell) for cell in row] for row in rows]
+    cells = [[escape_control(cell) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     columns = [
         (index, title, is_number)
@@ -288,16 +252,8 @@ def plain_table(titles: dict[str, bool], rows: Iterable[Sequence[str]]) -> Table
 
 
 def line(text: str, indent: int = 0) -> RenderableType:
-    """Build a paragraph that wraps at words, its further lines indented by four more columns.
-
-    Args:
-        text: The paragraph; control characters in it are escaped.
-        indent: Columns before its first line.
-
-    Returns:
-        The paragraph, for `show`.
-    """
-    return _Paragraph(visible(text), " " * indent)
+    """Build a paragraph that wraps at words, its further lines indented by four more columns."""
+    return _Paragraph(escape_control(text), " " * indent)
 
 
 class _Paragraph:
@@ -320,22 +276,14 @@ class _Paragraph:
         yield Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Format a number of bytes, as in `1.5 MiB`."""
     power = min(max(count.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
     return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {_UNITS[power]}"
 
 
-def listed(names: Iterable[str], most: int | None = None) -> str:
-    """Join names with commas.
-
-    Args:
-        names: The names; the empty one is the root.
-        most: How many to name; the others are counted.
-
-    Returns:
-        One line, as in `a, b, and 3 more`.
-    """
+def join_names(names: Iterable[str], most: int | None = None) -> str:
+    """Join names with commas, as in `a, b, and 3 more`; the empty name is the root."""
     names = list(names)
     more = "" if most is None or len(names) <= most else f", and {len(names) - most} more"
     # protobuf returns bytes for a name that is not UTF-8
@@ -344,10 +292,34 @@ def listed(names: Iterable[str], most: int | None = None) -> str:
 
 def join_counts(counts: Mapping[str, int], most: int | None = None) -> str:
     """Join names with their counts, as in `Add 3, MatMul 2`; `most` is as for names."""
-    return listed((f"{name} {count:,}" for name, count in counts.items()), most)
+    return join_names((f"{name} {count:,}" for name, count in counts.items()), most)
 
 
 def describe_tensor(tensor: TensorInfo) -> str:
     """Describe a tensor by its name, type and shape, as in `x float[2,?]`."""
     shape = ",".join("?" if dim is None else str(dim) for dim in tensor.shape)
     return f"{tensor.name} {tensor.dtype}[{shape}]"
+
+
+def status_text(counts: Mapping[str, int]) -> str:
+    """Describe how many modules have each status, as in `3 with nodes, 1 absorbed, 0 unused`."""
+    return ", ".join(f"{counts.get(key, 0):,} {text}" for key, text in _STATUS_TEXT.items())
+
+
+def module_tree(
+    modules: Mapping[str, TreeModule], **columns: Callable[[str], str]
+) -> Iterator[RenderableType]:
+    """Draw the shown modules as a tree; equal siblings share a line.
+
+    Each further column has a title, and a function that returns its text for a module path.
+    """
+    from modelexport.analysis.outline import outline, shorten
+
+    whole = outline(modules)
+    lines = shorten(whole, _MOST_LINES)
+    titles = {"module": False, **{title: title in _NUMBERS for title in columns}}
+    rows = [(row.text, *(cell(row.paths[0]) for cell in columns.values())) for row in lines]
+    yield plain_table(titles, rows)
+    left_out = len(whole) - len(lines)
+    if left_out:
+        yield line(f"… and {plural(left_out, 'line')} more, on deeper levels")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from modelexport.cli.console import line, note, plain_table, progress, show
-from modelexport.cli.summary import show_summary
+from modelexport.cli.export import show_summary
 from modelexport.errors import FileError
 
 if TYPE_CHECKING:

@@ -1,16 +1,35 @@
-"""`modelexport export`: from a named model to a tagged file."""
+"""`modelexport export`: from a named model to a tagged file, and the summary of what was done."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelexport.cli.console import note, progress
+from modelexport.cli.console import (
+    describe_tensor,
+    escape_control,
+    join_names,
+    line,
+    module_tree,
+    note,
+    progress,
+    show,
+    status_text,
+)
 from modelexport.cli.source_options import export_options
-from modelexport.cli.summary import show_summary
+from modelexport.errors import plural
 from modelexport.options import ExportOptions
 from modelexport.source_export import run_export
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from modelexport.report import ExportReport
+
+_MOST_INPUTS = 8
+_MOST_NOTES = 5
 
 
 @click.command("export")
@@ -38,6 +57,58 @@ def export_command(model: str, output: str, verbose: bool, **options: Any) -> No
     """
     with progress(verbose=verbose) as on_step:
         report, notes = run_export(model, output, ExportOptions(**options), on_step, verbose)
-    for line in notes:
-        note(f"note: {line}")
+    for text in notes:
+        note(f"note: {text}")
     show_summary(report, verbose)
+
+
+def show_summary(report: ExportReport, verbose: bool = False) -> None:
+    """Print what an export did: notes to stderr, the summary and the module tree to stdout."""
+    if report.fallback_message is not None:
+        note(f"note: {report.fallback_message}")
+    for text in report.notes[:_MOST_NOTES]:
+        note(f"note: {text}")
+    if len(report.notes) > _MOST_NOTES:
+        note(f"note: … and {len(report.notes) - _MOST_NOTES} more places that the tracer warns of")
+    for dropped in report.dropped_outputs:
+        note(f"note: output dropped, not a tensor: {dropped}")
+    if report.graphml_error is not None:
+        note(
+            "warning: the model is exported, but its GraphML could not be written: "
+            f"{escape_control(report.graphml_error)}"
+        )
+    show(_summary(report, verbose))
+
+
+def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
+    """Describe an export and its files."""
+    hierarchy = report.hierarchy
+    statistics = hierarchy.statistics
+    modules = hierarchy.modules
+    methods = ", ".join(f"{count:,} by {method}" for method, count in statistics.methods.items())
+    tagged = f"{statistics.tagged_nodes:,} of {plural(statistics.nodes, 'node')} tagged"
+    status = status_text(statistics.module_status)
+    yield line(f"{report.onnx_path}: {hierarchy.model.class_}")
+    origin = f"strategy {report.strategy}, exporter {report.exporter}"
+    yield line(f"{origin}, opset {hierarchy.model.opset}", 2)
+    yield line(f"{tagged} ({methods}), {plural(statistics.tags, 'tag')}", 2)
+    if hierarchy.export.inputs_from is not None:
+        yield line(f"inputs from {hierarchy.export.inputs_from}:", 2)
+        yield line(join_names(map(describe_tensor, hierarchy.export.inputs), _MOST_INPUTS), 4)
+    yield line(f"{plural(statistics.modules, 'module')}: {status}", 2)
+    yield line(f"sidecar {report.sidecar_path.name}", 2)
+    if report.report_path is not None:
+        yield line(f"report {report.report_path.name}", 2)
+    if report.graphml_path is not None:
+        data = report.graphml_data_path
+        weights = "" if data is None else f", weights in {data.name}"
+        yield line(f"graphml {report.graphml_path.name}{weights}", 2)
+    if verbose:
+        for step, seconds in report.timings.items():
+            yield line(f"{seconds:8.3f} s  {step}", 2)
+    yield ""
+    yield from module_tree(
+        modules,
+        nodes=lambda path: f"{modules[path].nodes:,}",
+        status=lambda path: "" if modules[path].status == "nodes" else modules[path].status,
+    )

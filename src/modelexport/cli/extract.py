@@ -1,4 +1,4 @@
-"""`modelexport extract`: write one module of a tagged file as a model of its own."""
+"""`modelexport extract` and `modelexport strip`: a module by itself, and the file without a map."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from modelexport.cli.console import describe_tensor, line, listed, note, progress, show
+from modelexport.cli.console import describe_tensor, join_names, line, note, progress, show
 from modelexport.errors import ExtractionWarning, plural
 from modelexport.extraction.extract import ExtractableModule, extract, list_modules
 from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.tagged.records import ExtractionRecord, TensorInfo, sidecar_path
+from modelexport.tagged.strip import strip_file
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -83,20 +84,12 @@ def _boundary(
     inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
 ) -> Iterator[RenderableType]:
     """Show the values that enter and leave a module."""
-    yield line(f"takes {listed(map(describe_tensor, inputs), _MOST) or 'nothing'}", 2)
-    yield line(f"gives {listed(map(describe_tensor, outputs), _MOST)}", 2)
+    yield line(f"takes {join_names(map(describe_tensor, inputs), _MOST) or 'nothing'}", 2)
+    yield line(f"gives {join_names(map(describe_tensor, outputs), _MOST)}", 2)
 
 
 def describe_extraction(out: Path, record: ExtractionRecord) -> Iterator[RenderableType]:
-    """Describe an extracted model and its files.
-
-    Args:
-        out: The file that was written.
-        record: What was extracted.
-
-    Yields:
-        The lines, for `show`.
-    """
+    """Describe an extracted model and its files."""
     constants = (
         f", and {plural(len(record.pulled_in), 'constant')} from outside"
         if record.pulled_in
@@ -109,3 +102,15 @@ def describe_extraction(out: Path, record: ExtractionRecord) -> Iterator[Rendera
     for path in (out.with_name(f"{out.name}.data"), sidecar_path(out)):
         if path.exists():
             yield line(f"with {path.name}", 2)
+
+
+@click.command("strip")
+@click.argument("onnx", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def strip_command(onnx: Path, out: Path) -> None:
+    """Write ONNX without its map to OUT: the very bytes that torch's own export wrote.
+
+    Where initializers are in a data file and OUT is in another folder, the data file is copied.
+    """
+    written, data = strip_file(onnx, out)
+    note(f"wrote {written}{f', weights in {join_names(data)}' if data else ''}")

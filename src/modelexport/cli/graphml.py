@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import RenderableType
 
-from modelexport.cli.console import line, note, progress, show, size
+from modelexport.cli.console import format_size, line, note, progress, show
 from modelexport.errors import plural
 from modelexport.graphml.format import graphml_path
 from modelexport.graphml.import_onnx import check_import, import_onnx
@@ -18,7 +17,11 @@ from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import sidecar_path
 
-parameters_option: Callable[[Any], Any] = click.option(
+
+@click.command("export-graphml")
+@click.argument("onnx", type=click.Path(path_type=Path))
+@click.argument("out", required=False, type=click.Path(path_type=Path))
+@click.option(
     "--graphml-parameters",
     type=click.Choice(PARAMETER_MODES),
     default=PARAMETER_MODES[0],
@@ -26,12 +29,6 @@ parameters_option: Callable[[Any], Any] = click.option(
     help="Where the GraphML has its weights: beside it in an .onnxdata, inside it, or in the "
     "model itself.",
 )
-
-
-@click.command("export-graphml")
-@click.argument("onnx", type=click.Path(path_type=Path))
-@click.argument("out", required=False, type=click.Path(path_type=Path))
-@parameters_option
 def export_graphml_command(onnx: Path, out: Path | None, graphml_parameters: str) -> None:
     """Write ONNX as GraphML to OUT, or to <stem>_hierarchical_graph.graphml beside it.
 
@@ -62,9 +59,9 @@ def _describe_files(files: GraphmlFiles) -> Iterator[RenderableType]:
             plural(files.edges, "edge"),
         )
     )
-    yield line(f"{files.graphml}: {counts}, {size(files.graphml.stat().st_size)}")
+    yield line(f"{files.graphml}: {counts}, {format_size(files.graphml.stat().st_size)}")
     if files.data is not None:
-        yield line(f"weights in {files.data.name}, {size(files.data.stat().st_size)}", 2)
+        yield line(f"weights in {files.data.name}, {format_size(files.data.stat().st_size)}", 2)
 
 
 @click.command("import-onnx")

@@ -19,12 +19,13 @@ COMMANDS = {
     "compare": ("compare:compare_command", "Compare two files, module by module."),
     "extract": ("extract:extract_command", "Write one module as a runnable model."),
     "verify": ("verify:verify_command", "Compare every module with PyTorch."),
+    "retag": ("retag:retag_command", "Carry the map over to what another tool made of a file."),
     "export-graphml": (
         "graphml:export_graphml_command",
         "Write a GraphML for yEd, with modules as groups.",
     ),
     "import-onnx": ("graphml:import_onnx_command", "Restore the model from a GraphML."),
-    "strip": ("strip:strip_command", "Restore the bytes of the baseline."),
+    "strip": ("extract:strip_command", "Restore the bytes of the baseline."),
     "batch": ("batch:batch_command", "Run many exports, each in its own process."),
     "demo": ("demo:demo_command", "Take the tour on a tiny BERT, offline."),
 }
@@ -75,11 +76,11 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ModelExportError as error:
-            from modelexport.cli.console import visible
+            from modelexport.cli.console import escape_control
 
-            click.echo(f"Error: {visible(error.headline)}", err=True)
+            click.echo(f"Error: {escape_control(error.headline)}", err=True)
             for line in error.details:
-                click.echo(visible(line), err=True)
+                click.echo(escape_control(line), err=True)
             ctx.exit(error.exit_code)
         except MemoryError:
             click.echo("Error: out of memory (use smaller inputs or a smaller model)", err=True)

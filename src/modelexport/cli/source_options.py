@@ -113,42 +113,23 @@ def _apply(
 
 
 def export_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add every option of an export to a command.
-
-    Args:
-        command: The function of the command, which gets the fields of `ExportOptions` as keywords.
-
-    Returns:
-        The command.
-    """
+    """Add every option of an export to a command."""
     return _apply(command, map(_click_option, SOURCE_KEYWORDS))
 
 
-_SEVERAL_TEXTS = click.option(
-    "--input-text",
-    "input_texts",
-    multiple=True,
-    help="Text for the model's tokenizer; repeatable, each is a run.",
-)
-
-
-def input_options(command: Callable[..., Any], several_texts: bool = False) -> Callable[..., Any]:
-    """Add the options that say where a model and its inputs come from to a command.
-
-    Args:
-        command: The function of the command.
-        several_texts: Whether the command runs several times, and so takes several texts.
-
-    Returns:
-        The command.
-    """
+def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where a model and its inputs come from; texts may be repeated."""
     options = {
         option.name: _click_option(option)
         for option in SOURCE_KEYWORDS
         if option.name in _FOR_INPUTS
     }
-    if several_texts:
-        options["input_text"] = _SEVERAL_TEXTS
+    options["input_text"] = click.option(
+        "--input-text",
+        "input_texts",
+        multiple=True,
+        help="Text for the model's tokenizer; repeatable, each is a run.",
+    )
     return _apply(command, options.values())
 
 
@@ -163,16 +144,6 @@ def merge_source_options(given: SourceOptions, recorded: SourceOptions | None) -
 
     Inputs are taken over as a whole or not at all: a text has nothing to do with the shapes of
     another run.
-
-    Args:
-        given: The options of this command.
-        recorded: The options of the export, if the file has them.
-
-    Returns:
-        The options in effect.
-
-    Raises:
-        SourceError: The inputs of the export came from a file that is not recorded.
     """
     if recorded is None:
         return given

@@ -10,9 +10,8 @@ import click
 import msgspec
 
 from modelexport.analysis.findings import Finding, Severity
-from modelexport.analysis.repair import Repair
-from modelexport.analysis.validate import Validation, validate
-from modelexport.cli.console import emit_json, line, progress, show
+from modelexport.analysis.validate import Repair, Validation, validate
+from modelexport.cli.console import emit_json, line, output_format_option, progress, show
 from modelexport.errors import plural
 
 if TYPE_CHECKING:
@@ -33,13 +32,7 @@ _MOST = 10
     is_flag=True,
     help="First restore what is recorded elsewhere; keeps a backup, never guesses.",
 )
-@click.option(
-    "--output-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json is complete.",
-)
+@output_format_option("text", "json")
 @click.pass_context
 def validate_command(
     ctx: click.Context, onnx: Path, check_consistency: bool, repair: bool, output_format: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +14,16 @@ from modelexport.cli.console import (
     check_output,
     emit_csv,
     emit_json,
+    join_names,
     line,
-    listed,
+    module_tree,
     note,
+    output_file_option,
+    output_format_option,
     progress,
     show,
 )
 from modelexport.cli.source_options import input_options, merge_source_options
-from modelexport.cli.summary import module_tree
 from modelexport.errors import plural
 from modelexport.options import SourceOptions
 from modelexport.source_export import source_files
@@ -62,16 +63,10 @@ _COLUMNS = (
 @click.option(
     "--module", metavar="TEXT", help="Only a tag and those below it, a glob, or a module path."
 )
-@click.option(
-    "--output-format",
-    type=click.Choice(["text", "json", "csv"]),
-    default="text",
-    show_default=True,
-    help="text is for people, json and csv are complete.",
+@output_format_option(
+    "text", "json", "csv", help_text="text is for people, json and csv are complete."
 )
-@click.option(
-    "--output-file", type=click.Path(path_type=Path), help="Write to this file instead of stdout."
-)
+@output_file_option
 @click.option(
     "--random-inputs",
     type=click.IntRange(min=0),
@@ -87,7 +82,7 @@ _COLUMNS = (
     show_default=True,
     help="Seed of --random-inputs.",
 )
-@functools.partial(input_options, several_texts=True)
+@input_options
 @click.pass_context
 def verify_command(
     ctx: click.Context,
@@ -131,7 +126,7 @@ def verify_command(
         answer = _verify(
             model,
             onnx,
-            _read_source_options(**source_options),
+            source_options,
             on_step,
             atol=atol,
             rtol=rtol,
@@ -144,14 +139,6 @@ def verify_command(
     ctx.exit(0 if answer.result.agrees else 1)
 
 
-class _SourceRequest(NamedTuple):
-    """What the command line says about the model and its inputs."""
-
-    options: SourceOptions
-    further_texts: tuple[str, ...]
-    trust_remote_code: bool
-
-
 class _Answer(NamedTuple):
     """The result, with what the text says about the model and its inputs."""
 
@@ -161,34 +148,10 @@ class _Answer(NamedTuple):
     notes: tuple[str, ...]
 
 
-def _read_source_options(
-    *,
-    input_texts: tuple[str, ...],
-    input_shapes: dict[str, tuple[int, ...]],
-    input_specs: str | None,
-    task: str | None,
-    model_class: str | None,
-    revision: str | None,
-    trust_remote_code: bool,
-    random_weights: bool,
-) -> _SourceRequest:
-    """Collect the options that `input_options` adds; each further text is a run of its own."""
-    options = SourceOptions(
-        task=task,
-        model_class=model_class,
-        revision=revision,
-        random_weights=random_weights,
-        input_text=input_texts[0] if input_texts else None,
-        input_shapes=input_shapes,
-        input_specs=input_specs,
-    )
-    return _SourceRequest(options, input_texts[1:], trust_remote_code)
-
-
 def _verify(
     model: str,
     onnx: Path,
-    request: _SourceRequest,
+    source_options: dict[str, Any],
     on_step: Callable[[str], None],
     **options: Any,
 ) -> _Answer:
@@ -197,26 +160,33 @@ def _verify(
     records = load(onnx).records
     export = None if records is None else records.export
     recorded = None if export is None else export.source_options
-    seed = None if export is None else export.seed
-    merged = merge_source_options(request.options, recorded)
+    seed = (None if export is None else export.seed) or 0
+    trust_remote_code = source_options.pop("trust_remote_code")
+    texts = source_options.pop("input_texts")
+    given = SourceOptions(input_text=texts[0] if texts else None, **source_options)
+    merged = merge_source_options(given, recorded)
     on_step("load torch and the model")
     from modelexport.source.dynamic_axes import as_input_error, open_source
     from modelexport.source.example_inputs import InputRequest, make_example_inputs
     from modelexport.verification.verify import verify
 
     with as_input_error(user_chose_inputs=True):
-        source = open_source(model, merged, request.trust_remote_code, seed or 0)
+        source = open_source(model, merged, trust_remote_code, seed)
         on_step("make example inputs")
         specs = None if merged.input_specs is None else Path(merged.input_specs)
-        examples = [
-            make_example_inputs(source, InputRequest(specs, text, merged.input_shapes), seed or 0)
-            for text in (merged.input_text, *request.further_texts)
-        ]
-        inputs, *further = (example.inputs for example in examples)
-        result = verify(
-            source.model, inputs, onnx, further_inputs=further, on_step=on_step, **options
+        first, *further = (  # each further text is a run of its own
+            make_example_inputs(source, InputRequest(specs, text, merged.input_shapes), seed)
+            for text in (merged.input_text, *texts[1:])
         )
-    return _Answer(result, source.name, examples[0].origin, source.notes)
+        result = verify(
+            source.model,
+            first.inputs,
+            onnx,
+            further_inputs=[example.inputs for example in further],
+            on_step=on_step,
+            **options,
+        )
+    return _Answer(result, source.name, first.origin, source.notes)
 
 
 def _write(answer: _Answer, drawn: str, output_format: str, output_file: Path | None) -> None:
@@ -268,19 +238,11 @@ def _format(result: Verification, source: str, origin: str) -> Iterator[Renderab
         yield ""
         yield line(f"not compared: {plural(len(result.not_compared), 'module')}")
     for reason, paths in by_reason.items():
-        yield line(f"{reason}: {listed(paths, _MAX_LISTED)}", 2)
+        yield line(f"{reason}: {join_names(paths, _MAX_LISTED)}", 2)
 
 
 def format_verification(result: Verification, source: str) -> Iterator[RenderableType]:
-    """Format the summary of a verification.
-
-    Args:
-        result: The verification.
-        source: The name of the model.
-
-    Yields:
-        A few lines.
-    """
+    """Format the summary of a verification."""
     verdict = "nothing could be compared"
     if result.modules_compared:
         verdict = "agrees within" if result.agrees else "differs beyond"

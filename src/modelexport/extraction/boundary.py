@@ -1,17 +1,25 @@
-"""The boundary of a module: its nodes, the constants it needs, and the values that cross."""
+"""An open model, and the boundary of a module: its nodes and the values that enter and leave."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 import onnx
 
+from modelexport.graph.inference import TypeInference
 from modelexport.graph.nested import ConstantFlow, Subgraph, SubgraphValue, node_key
+from modelexport.modules.lookup import ModuleIndex, ModuleRef
+from modelexport.onnx_file import wire
+from modelexport.tagged.records import EmbeddedMap, Sidecar
 
 Members = list[tuple[Subgraph, list[int]]]
 """Nodes by subgraph, as indices into it, outer subgraphs first."""
+
+NewNames = Mapping[Subgraph, Mapping[str, str]]
+"""New names for values, by the subgraph that they are from."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -44,7 +52,7 @@ class SubgraphPart(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """Everything that makes up an extracted model."""
+    """The nodes of an extracted model, and the values that enter and leave them."""
 
     parts: tuple[SubgraphPart, ...]
     inputs: tuple[SubgraphValue, ...]
@@ -66,7 +74,7 @@ class Boundary(NamedTuple):
         for part in self.parts:
             values[part.subgraph].update(part.values())
         for value in (*self.inputs, *self.initializers):
-            values[value.level][value.name] = None
+            values[value.subgraph][value.name] = None
         return values
 
     def annotations(self) -> Iterator[tuple[Subgraph, onnx.TensorAnnotation]]:
@@ -86,32 +94,84 @@ class Boundary(NamedTuple):
                     initializers[SubgraphValue(holder, entry.value)] = None
         return self._replace(initializers=tuple(initializers))
 
+    def rename_clashes(self) -> NewNames:
+        """Find new names for values with the name of a value in an outer or earlier subgraph."""
+        used: set[str] = set()
+        new_names: dict[Subgraph, dict[str, str]] = {}
+        for subgraph, names in self.values_by_subgraph().items():
+            new_names[subgraph] = {name: subgraph.prefix + name for name in names if name in used}
+            used.update(new_names[subgraph].get(name, name) for name in names)
+        return new_names
+
     def end(self) -> int:
         """Return the index after the last node of the main graph that is part of it."""
         last = -1
         for part in self.parts:
             subgraph, index = part.subgraph, max((*part.nodes, *part.constants), default=-1)
             while subgraph.outer is not None:
-                subgraph, index = subgraph.outer, subgraph.place
+                subgraph, index = subgraph.outer, subgraph.node_index
             last = max(last, index)
         return last + 1
 
 
-def whole_model(main: Subgraph) -> Boundary:
-    """Return the boundary of the whole model.
+def names_in_scope(subgraph: Subgraph, new_names: NewNames) -> dict[str, str]:
+    """Return the new names that hold in a subgraph: its own, and those around it."""
+    outwards = reversed(list(_outwards(subgraph)))
+    return {old: new for outer in outwards for old, new in new_names.get(outer, {}).items()}
 
-    Args:
-        main: The main graph.
 
-    Returns:
-        All its nodes and initializers, with its own inputs and outputs.
+def new_name(value: SubgraphValue, new_names: NewNames) -> str:
+    """Return the name of a value in the extracted model."""
+    return new_names.get(value.subgraph, {}).get(value.name, value.name)
+
+
+class OpenModel(NamedTuple):
+    """A tagged model that is open for extraction.
+
+    `data` are its bytes, and `fields` the initializers in them. A small model was parsed with all
+    its data: its `fields` are None.
     """
-    return Boundary(
-        (SubgraphPart(main, tuple(range(len(main.nodes)))),),
-        tuple(SubgraphValue(main, value.name) for value in main.graph.input),
-        tuple(SubgraphValue(main, value.name) for value in main.graph.output),
-        tuple(SubgraphValue(main, name) for name in main.initializers),
-    )
+
+    path: Path
+    proto: onnx.ModelProto
+    main: Subgraph
+    types: TypeInference
+    records: EmbeddedMap | Sidecar | None
+    modules: ModuleIndex
+    data: wire.Buffer
+    fields: Sequence[wire.Field] | None
+
+    def find(self, module: str, call: int | None = None) -> ModuleRef:
+        """Find a module by what people type, or one of its calls; raise if there is none."""
+        ref = self.modules.find(module)
+        return ref if call is None else self.modules.select_call(ref, call)
+
+    def is_whole_model(self, ref: ModuleRef) -> bool:
+        """Return whether a reference is to the model itself, with all nodes, tagged or not."""
+        return not ref.path and ref.call is None
+
+    def members(self, ref: ModuleRef) -> Members:
+        """Find the nodes of a module; raise if it has none, unless it is the whole model."""
+        main = self.main
+        if self.is_whole_model(ref):
+            return [(main, list(range(len(main.nodes))))] if main.nodes else []
+        belongs = self.modules.node_filter(ref)
+        members = find_members(main, lambda path, call: (ref,) if belongs(path, call) else ())
+        if not members:
+            raise self.modules.no_nodes_error(ref)
+        return members[ref]
+
+    def boundary(self, ref: ModuleRef) -> Boundary:
+        """Find the nodes of a module, and the values that enter and leave it."""
+        if not self.is_whole_model(ref):
+            return find_boundary(self.members(ref), self.modules.results(ref))
+        main = self.main
+        return Boundary(
+            (SubgraphPart(main, tuple(range(len(main.nodes)))),),
+            tuple(SubgraphValue(main, value.name) for value in main.graph.input),
+            tuple(SubgraphValue(main, value.name) for value in main.graph.output),
+            tuple(SubgraphValue(main, name) for name in main.initializers),
+        )
 
 
 def find_members(
@@ -121,10 +181,7 @@ def find_members(
 
     Args:
         main: The main graph.
-        keys_of: The groups that a node belongs to, by its module path and call.
-
-    Returns:
-        The nodes of each group, without those nested in a node of the same group.
+        keys_of: Returns the groups that a node belongs to, by its module path and call.
     """
     members: dict[Key, Members] = {}
     pending: list[tuple[Subgraph, frozenset[Key]]] = [(main, frozenset())]
@@ -142,45 +199,28 @@ def find_members(
     return members
 
 
-class ConsumerIndex:
-    """The consumers of each value, computed once for each subgraph."""
-
-    def __init__(self) -> None:
-        self._consumers: dict[Subgraph, dict[str, list[int]]] = {}
-
-    def of(self, subgraph: Subgraph) -> dict[str, list[int]]:
-        """Return the indices of the nodes that consume each value, by name.
-
-        Args:
-            subgraph: The subgraph of the nodes.
-
-        Returns:
-            The consumers; a node also consumes what the subgraphs nested in it capture.
-        """
-        if subgraph not in self._consumers:
-            consumers = self._consumers[subgraph] = {}
-            for index in range(len(subgraph.nodes)):
-                for name in subgraph.inputs_of(index):
-                    consumers.setdefault(name, []).append(index)
-        return self._consumers[subgraph]
+def consumers_by_value(subgraph: Subgraph) -> dict[str, list[int]]:
+    """Return the nodes that consume each value, themselves or by a subgraph nested in them."""
+    consumers: defaultdict[str, list[int]] = defaultdict(list)
+    for index in range(len(subgraph.nodes)):
+        for name in subgraph.inputs_of(index):
+            consumers[name].append(index)
+    return consumers
 
 
 def find_boundary(
     members: Members,
     results: Collection[str] = (),
     leaving: Sequence[str] | None = None,
-    consumers: ConsumerIndex | None = None,
+    consumers_of: Callable[[Subgraph], Mapping[str, Sequence[int]]] = consumers_by_value,
 ) -> Boundary:
-    """Find the boundary of some nodes.
+    """Find the boundary of some nodes; annotated initializers are yet to be added.
 
     Args:
         members: The nodes.
         results: Values that are outputs if the nodes produce them, even if nothing consumes them.
         leaving: The names of the outputs, if they are known already.
-        consumers: The consumers of all values, to share between calls.
-
-    Returns:
-        The boundary; annotated initializers are yet to be added.
+        consumers_of: `consumers_by_value`, or a cached version of it for several calls.
     """
     sources = _Sources()
     outputs: list[SubgraphValue] = []
@@ -188,7 +228,7 @@ def find_boundary(
         sources.add_nodes(subgraph, indices)
         names = leaving
         if names is None:
-            names = leaving_values(subgraph, indices, results, consumers or ConsumerIndex())
+            names = leaving_values(subgraph, indices, results, consumers_of(subgraph))
         outputs += [SubgraphValue(subgraph, name) for name in names]
     inputs = _in_declared_order(list(sources.inputs), "input")
     return Boundary(sources.parts(), tuple(inputs), tuple(outputs), tuple(sources.initializers))
@@ -218,9 +258,9 @@ class _Sources:
         pending = [(flow, name)]
         while pending:
             flow, name = pending.pop()
-            if any(name in self._produced.get(outer, ()) for outer in _outwards(flow.level)):
+            if any(name in self._produced.get(outer, ()) for outer in _outwards(flow.subgraph)):
                 continue
-            holder = _initializer_holder(flow.level, name)
+            holder = _initializer_holder(flow.subgraph, name)
             if holder is not None:
                 self.initializers[SubgraphValue(holder, name)] = None
                 continue
@@ -229,10 +269,10 @@ class _Sources:
                 self.inputs[SubgraphValue(_outermost_scope(flow, name), name)] = None
                 continue
             home, index = producer
-            constants = self._constants.setdefault(home.level, set())
+            constants = self._constants.setdefault(home.subgraph, set())
             if index not in constants:
                 constants.add(index)
-                pending += [(home, source) for source in home.level.inputs_of(index)]
+                pending += [(home, source) for source in home.subgraph.inputs_of(index)]
 
     def parts(self) -> tuple[SubgraphPart, ...]:
         """Return the nodes and constants by subgraph, outer ones first."""
@@ -261,40 +301,31 @@ def _outermost_scope(flow: ConstantFlow, name: str) -> Subgraph:
     """Return the outermost subgraph in which a value that is not constant is visible."""
     while flow.outer is not None and name in flow.outer.varying:
         flow = flow.outer
-    return flow.level
+    return flow.subgraph
 
 
 def leaving_values(
-    subgraph: Subgraph, indices: Sequence[int], results: Collection[str], consumers: ConsumerIndex
+    subgraph: Subgraph,
+    indices: Sequence[int],
+    results: Collection[str],
+    consumers: Mapping[str, Sequence[int]],
 ) -> list[str]:
     """Find the outputs of some nodes: graph outputs, results, and what other nodes consume.
 
     A constant that other nodes consume does not count, because they have a copy of their own.
     Nodes without such an output give what they do not consume themselves.
-
-    Args:
-        subgraph: The subgraph of the nodes.
-        indices: The nodes.
-        results: Values that count even if nothing consumes them.
-        consumers: The consumers of all values.
-
-    Returns:
-        The names of the outputs in file order.
     """
-    produced = dict.fromkeys(
-        name for index in indices for name in subgraph.nodes[index].output if name
-    )
+    produced = SubgraphPart(subgraph, tuple(indices)).values()
     own = set(indices)
-    consumed_by = consumers.of(subgraph)
     constant = subgraph.flow(max(indices) + 1).constant
     ends = {*(value.name for value in subgraph.graph.output), *results}
     leaving = [
         name
         for name in produced
-        if name in ends or (name not in constant and not own.issuperset(consumed_by.get(name, ())))
+        if name in ends or (name not in constant and not own.issuperset(consumers.get(name, ())))
     ]
     if not leaving:
-        unused = [name for name in produced if own.isdisjoint(consumed_by.get(name, ()))]
+        unused = [name for name in produced if own.isdisjoint(consumers.get(name, ()))]
         leaving = unused or list(produced)
     values = [SubgraphValue(subgraph, name) for name in leaving]
     return [value.name for value in _in_declared_order(values, "output")]
@@ -305,7 +336,7 @@ def _in_declared_order(
 ) -> list[SubgraphValue]:
     """Sort those of the values that a graph declares as it does; all others keep their position."""
     rank: dict[SubgraphValue, int] = {}
-    for subgraph in dict.fromkeys(value.level for value in values):
+    for subgraph in dict.fromkeys(value.subgraph for value in values):
         declared = subgraph.graph.input if kind == "input" else subgraph.graph.output
         for number, value in enumerate(declared):
             rank.setdefault(SubgraphValue(subgraph, value.name), number)

@@ -1,22 +1,34 @@
-"""Build the extracted model with its own map."""
+"""Build an extracted model with its own map, and write it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import onnx
+from google.protobuf.message import DecodeError
 from onnx.numpy_helper import from_array
 
-from modelexport.extraction.boundary import Boundary, SubgraphPart
+from modelexport.errors import FormatError
+from modelexport.extraction.boundary import (
+    Boundary,
+    NewNames,
+    OpenModel,
+    SubgraphPart,
+    names_in_scope,
+    new_name,
+)
 from modelexport.graph.flat import Graph, flatten, function_key, nested_graphs
-from modelexport.graph.inference import TypeInference
 from modelexport.graph.nested import Subgraph, SubgraphValue
 from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.modules.tree import Ancestry, is_within, join_path, subtree_totals
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.atomic_write import transaction
+from modelexport.onnx_file.model_file import DataFiles, external_location, external_tensors
 from modelexport.tagged.records import (
     METADATA_KEY,
     EmbeddedMap,
@@ -24,7 +36,9 @@ from modelexport.tagged.records import (
     Sidecar,
     decode_tag,
     encode_embedded,
+    encode_sidecar,
     encode_tag,
+    sidecar_path,
     tags_digest,
 )
 from modelexport.tagged.tables import (
@@ -35,15 +49,8 @@ from modelexport.tagged.tables import (
     tensor_infos,
 )
 
-
-class SourceModel(NamedTuple):
-    """A tagged model to extract from: everything but the data of its large initializers."""
-
-    name: str
-    proto: onnx.ModelProto
-    main: Subgraph
-    types: TypeInference
-    records: EmbeddedMap | Sidecar | None
+_PAGE, _LARGE, _ALIGNMENT = 4096, 1 << 20, 64
+"""Runtimes map large tensors straight from the file if they begin on a page."""
 
 
 class ExtractedModel(NamedTuple):
@@ -53,18 +60,90 @@ class ExtractedModel(NamedTuple):
     one that comes from elsewhere and has its data.
     """
 
+    source: OpenModel
     proto: onnx.ModelProto
     record: ExtractionRecord
     sidecar: Sidecar | None
     source_indices: tuple[int | None, ...]
 
+    def load(self) -> onnx.ModelProto:
+        """Return the model with the data of all initializers.
 
-NewNames = Mapping[Subgraph, Mapping[str, str]]
-"""New names for values, by the subgraph that they are from."""
+        Raises:
+            FormatError: If the model is larger than a protobuf can be.
+        """
+        try:
+            proto = onnx.ModelProto()
+            proto.ParseFromString(b"".join(self._encode(self.proto)))
+        except DecodeError as error:
+            raise FormatError(
+                "the extracted model is larger than a protobuf can be", hint="write it to a file"
+            ) from error
+        with DataFiles(self.source.path) as files:
+            for tensor in external_tensors(proto):
+                tensor.raw_data = bytes(files.values(tensor))
+                tensor.ClearField("external_data")
+                tensor.ClearField("data_location")
+        return proto
+
+    def write(self, target: Path) -> None:
+        """Write the model, its sidecar and its data file: all or nothing.
+
+        A sidecar or data file that an earlier model of this name had, and this one does not need,
+        is removed.
+        """
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        data, sidecar = f"{target.name}.data", sidecar_path(target).name
+        external = list(external_tensors(proto))
+        with transaction(target.parent) as stage, DataFiles(self.source.path) as files:
+            if external:
+                stage.publish(stage.write("data", _lay_out(external, files, data)), data)
+            else:
+                stage.remove(data)
+            if self.sidecar is not None:
+                stage.publish(stage.write("sidecar", [encode_sidecar(self.sidecar)]), sidecar)
+            else:
+                stage.remove(sidecar)
+            stage.publish(stage.write("model", self._encode(proto)), target.name)
+            stage.commit()
+
+    def _encode(self, proto: onnx.ModelProto) -> list[wire.Buffer]:
+        """Encode the model; initializers in the source file are slices of it, never parsed."""
+        bare = onnx.ModelProto()
+        bare.CopyFrom(proto)
+        del bare.graph.initializer[:]
+        data, fields = self.source.data, self.source.fields
+        encoded: list[wire.Buffer] = []
+        for index, tensor in zip(self.source_indices, proto.graph.initializer, strict=True):
+            if index is None or fields is None or external_location(tensor) is not None:
+                encoded.append(wire.initializer(tensor.SerializeToString()))
+            else:
+                encoded.append(data[fields[index].start : fields[index].end])
+        return wire.with_initializers(bare.SerializeToString(), encoded)
+
+
+def _lay_out(tensors: list[onnx.TensorProto], files: DataFiles, name: str) -> Iterator[wire.Buffer]:
+    """Yield the data of these tensors one after the other, and point each to its new location."""
+    known: dict[tuple[str, ...], tuple[int, int]] = {}
+    end = 0
+    for tensor in tensors:
+        old = tuple(f"{entry.key}={entry.value}" for entry in tensor.external_data)
+        if old not in known:
+            values = files.values(tensor)
+            gap = -end % (_PAGE if len(values) >= _LARGE else _ALIGNMENT)
+            yield bytes(gap)
+            yield values
+            known[old] = (end + gap, len(values))
+            end += gap + len(values)
+        offset, length = known[old]
+        del tensor.external_data[:]
+        for key, value in (("location", name), ("offset", offset), ("length", length)):
+            tensor.external_data.add(key=key, value=str(value))
 
 
 def build_model(
-    source: SourceModel,
+    source: OpenModel,
     boundary: Boundary,
     target: ModuleRef,
     name: str,
@@ -80,9 +159,6 @@ def build_model(
         name: The file name of the extracted model, empty if it is not written.
         part: The number of this part, for a call of a module that is split.
         new_names: New names for values that clash, if they are the same for several models.
-
-    Returns:
-        The model with its records; the data of large initializers is yet to be copied.
     """
     boundary = boundary.with_annotated_initializers()
     end = boundary.end()
@@ -93,11 +169,14 @@ def build_model(
     boundary = boundary._replace(
         inputs=tuple(value for value in boundary.inputs if value.name not in fixed)
     )
-    names = rename_clashes(boundary) if new_names is None else new_names
+    names = boundary.rename_clashes() if new_names is None else new_names
     proto = _copy_model_header(source.proto)
     graph = proto.graph
     tags = [tag for nodes in boundary.parts for tag in _copy_nodes(graph, nodes, names)]
-    _declare_values(graph, boundary, names, source.types)
+    for values, declared in ((boundary.inputs, graph.input), (boundary.outputs, graph.output)):
+        for value, info in zip(values, source.types.of(values, end), strict=True):
+            info.name = new_name(value, names)
+            declared.append(info)
     indices = _copy_initializers(graph, boundary, names)
     graph.initializer.extend(from_array(value, name) for name, value in fixed.items())
     _copy_value_types(graph, boundary, names)
@@ -107,7 +186,7 @@ def build_model(
     tags = _write_tags(flat, tags)
     constants = [key for nodes in boundary.parts for key in nodes.constant_keys()]
     record = ExtractionRecord(
-        source=source.name,
+        source=source.path.name,
         module=target.path,
         tag=target.tag,
         call=target.call,
@@ -120,37 +199,7 @@ def build_model(
     sidecar = None
     if source.records is not None:
         sidecar = _write_map(proto, flat, tags, source.records, record, name)
-    return ExtractedModel(proto, record, sidecar, (*indices, *(None for _ in fixed)))
-
-
-def rename_clashes(boundary: Boundary) -> NewNames:
-    """Find new names for values that have the name of a value in another subgraph.
-
-    Args:
-        boundary: Everything that goes into one graph.
-
-    Returns:
-        The new names; values of outer subgraphs keep theirs.
-    """
-    used: set[str] = set()
-    new_names: dict[Subgraph, dict[str, str]] = {}
-    for subgraph, names in boundary.values_by_subgraph().items():
-        new_names[subgraph] = {name: subgraph.prefix + name for name in names if name in used}
-        used.update(new_names[subgraph].get(name, name) for name in names)
-    return new_names
-
-
-def _names_in_scope(subgraph: Subgraph | None, new_names: NewNames) -> dict[str, str]:
-    """Return the new names that hold in a subgraph: its own, and those around it."""
-    names: dict[str, str] = {}
-    while subgraph is not None:
-        names = {**new_names.get(subgraph, {}), **names}
-        subgraph = subgraph.outer
-    return names
-
-
-def _new_name(value: SubgraphValue, new_names: NewNames) -> str:
-    return new_names.get(value.level, {}).get(value.name, value.name)
+    return ExtractedModel(source, proto, record, sidecar, (*indices, *(None for _ in fixed)))
 
 
 def _copy_model_header(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -175,7 +224,7 @@ def _copy_nodes(
     """Copy the nodes of one subgraph; return their tags and those of all nested in them."""
     tags: list[NodeTag | None] = []
     subgraph = part.subgraph
-    names = _names_in_scope(subgraph, new_names)
+    names = names_in_scope(subgraph, new_names)
     for index in part.copied:
         node = graph.node.add()
         node.CopyFrom(subgraph.nodes[index])
@@ -201,23 +250,13 @@ def _rename_values(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
             _rename_annotation(annotation, names)
 
 
-def _declare_values(
-    graph: onnx.GraphProto, boundary: Boundary, new_names: NewNames, types: TypeInference
-) -> None:
-    """Add the inputs and outputs with their types."""
-    for values, declared in ((boundary.inputs, graph.input), (boundary.outputs, graph.output)):
-        for value, info in zip(values, types.of(values, boundary.end()), strict=True):
-            info.name = _new_name(value, new_names)
-            declared.append(info)
-
-
 def _copy_initializers(
     graph: onnx.GraphProto, boundary: Boundary, new_names: NewNames
 ) -> list[int | None]:
     """Copy the initializers as the source declares them; return their indices there."""
     indices: list[int | None] = []
     for value in boundary.initializers:
-        subgraph, name = value.level, _new_name(value, new_names)
+        subgraph, name = value.subgraph, new_name(value, new_names)
         initializer = subgraph.initializers[value.name]
         if isinstance(initializer, onnx.TensorProto):
             graph.initializer.add().CopyFrom(initializer)
@@ -236,7 +275,7 @@ def _copy_value_types(graph: onnx.GraphProto, boundary: Boundary, new_names: New
     for part in boundary.parts:
         for value_name in part.values():
             info = part.subgraph.declared.get(value_name)
-            name = _new_name(SubgraphValue(part.subgraph, value_name), new_names)
+            name = new_name(SubgraphValue(part.subgraph, value_name), new_names)
             if info is not None and name not in declared:
                 graph.value_info.add().CopyFrom(info)
                 graph.value_info[-1].name = name
@@ -253,7 +292,7 @@ def _copy_annotations(
     for subgraph, annotation in annotations:
         copy = onnx.TensorAnnotation()
         copy.CopyFrom(annotation)
-        _rename_annotation(copy, _names_in_scope(subgraph, new_names))
+        _rename_annotation(copy, names_in_scope(subgraph, new_names))
         if all(entry.value in present for entry in copy.quant_parameter_tensor_names):
             graph.quantization_annotation.append(copy)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,28 +12,19 @@ from typing import NamedTuple
 import msgspec
 import onnx
 
-from modelexport.analysis.subgraph import BoundaryValues
 from modelexport.errors import ExtractionWarning, FormatError
 from modelexport.extraction.boundary import (
     Boundary,
-    ConsumerIndex,
-    Members,
+    OpenModel,
+    consumers_by_value,
     find_boundary,
     find_members,
-    whole_model,
 )
-from modelexport.extraction.build import SourceModel, build_model
-from modelexport.extraction.initializers import (
-    InitializerSource,
-    load_initializers,
-    write_extracted,
-)
-from modelexport.garbage import pause_collector
-from modelexport.graph.flat import flatten
+from modelexport.extraction.build import build_model
+from modelexport.graph.flat import flatten, pause_collector
 from modelexport.graph.inference import TypeInference
 from modelexport.graph.nested import Subgraph, sort_nodes
-from modelexport.modules.index import ModuleIndex
-from modelexport.modules.lookup import ModuleRef
+from modelexport.modules.lookup import ModuleIndex, ModuleRef
 from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.onnx_file.model_file import (
@@ -114,15 +104,13 @@ def extract(
     with pause_collector(), open_tagged(path) as file:
         if target is not None:
             data_file = target.with_name(f"{target.name}.data")
-            check_no_overwrite(file.path, file.source.proto, target, data_file)
+            check_no_overwrite(file.path, file.proto, target, data_file)
         ref = file.find(module, call)
         boundary = file.boundary(ref)
-        extracted = build_model(file.source, boundary, ref, "" if target is None else target.name)
-        if target is None:
-            model = load_initializers(extracted, file.weights)
-        else:
-            write_extracted(extracted, file.weights, target)
-            model = extracted.proto
+        extracted = build_model(file, boundary, ref, "" if target is None else target.name)
+        if target is not None:
+            extracted.write(target)
+        model = extracted.load() if target is None else extracted.proto
         if not file.is_whole_model(ref):
             _warn_of_lost_results(file, ref, boundary)
     return Extraction(model, extracted.record)
@@ -135,19 +123,21 @@ def _warn_of_lost_results(file: OpenModel, ref: ModuleRef, boundary: Boundary) -
     """
     present = {value.name for value in (*boundary.inputs, *boundary.outputs)}
     calls = file.modules.returned(ref)
-    missing = [
-        (f"value {index}" + (f" of call {call}" if len(calls) > 1 else ""), name)
+    if all(name in present for names in calls.values() for name in names):
+        return
+    for subgraph in file.main:
+        present |= {*subgraph.initializers, *subgraph.flow(len(subgraph.nodes)).constant}
+    lost = [
+        f"value {index}"
+        + (f" of call {call}" if len(calls) > 1 else "")
+        + (
+            " is not in the exported graph"
+            if name is None
+            else f", {name}, is not among its outputs"
+        )
         for call, names in calls.items()
         for index, name in enumerate(names)
         if name not in present
-    ]
-    constants = _constant_names(file.source.main) if missing else frozenset()
-    lost = [
-        f"{value} is not in the exported graph"
-        if name is None
-        else f"{value}, {name}, is not among its outputs"
-        for value, name in missing
-        if name not in constants
     ]
     if lost:
         more = f"; and {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""
@@ -158,95 +148,9 @@ def _warn_of_lost_results(file: OpenModel, ref: ModuleRef, boundary: Boundary) -
         warnings.warn(message, ExtractionWarning, stacklevel=4)
 
 
-def _constant_names(main: Subgraph) -> frozenset[str]:
-    """Return the names of all values that do not depend on the inputs of the model."""
-    return frozenset(
-        name
-        for subgraph in main
-        for name in (*subgraph.initializers, *subgraph.flow(len(subgraph.nodes)).constant)
-    )
-
-
-class OpenModel(NamedTuple):
-    """A tagged model that is open for extraction."""
-
-    path: Path
-    source: SourceModel
-    modules: ModuleIndex
-    weights: InitializerSource
-
-    def find(self, module: str, call: int | None = None) -> ModuleRef:
-        """Find a module by what people type.
-
-        Args:
-            module: A tag, a module path, an alias, or a glob that matches one module.
-            call: One of its calls, or None for all.
-
-        Returns:
-            The module.
-
-        Raises:
-            ArgumentError: If there is no such module or call.
-        """
-        ref = self.modules.find(module)
-        return ref if call is None else self.modules.select_call(ref, call)
-
-    def boundary(self, ref: ModuleRef) -> Boundary:
-        """Find the nodes of a module, and the values that enter and leave it.
-
-        Args:
-            ref: The module.
-
-        Returns:
-            Its boundary.
-
-        Raises:
-            ArgumentError: If the module has no nodes.
-        """
-        if self.is_whole_model(ref):
-            return whole_model(self.source.main)
-        return find_boundary(self.members(ref), self.modules.results(ref))
-
-    def is_whole_model(self, ref: ModuleRef) -> bool:
-        """Return whether a reference is to the model itself, with all nodes, tagged or not."""
-        return not ref.path and ref.call is None
-
-    def members(self, ref: ModuleRef) -> Members:
-        """Find the nodes of a module.
-
-        Args:
-            ref: The module.
-
-        Returns:
-            The nodes by subgraph; none only for a model without nodes.
-
-        Raises:
-            ArgumentError: If the module has no nodes.
-        """
-        main = self.source.main
-        if self.is_whole_model(ref):
-            return [(main, list(range(len(main.nodes))))] if main.nodes else []
-        belongs = self.modules.node_filter(ref)
-        members = find_members(main, lambda path, call: (ref,) if belongs(path, call) else ())
-        if not members:
-            raise self.modules.no_nodes_error(ref)
-        return members[ref]
-
-
 @contextmanager
 def open_tagged(onnx_model: onnx.ModelProto | StrPath) -> Iterator[OpenModel]:
-    """Open a tagged model for extraction.
-
-    Args:
-        onnx_model: The model or its path.
-
-    Yields:
-        The model; a file is mapped until the block ends.
-
-    Raises:
-        FileError: If the file cannot be read.
-        FormatError: If the model is malformed or has no tags.
-    """
+    """Open a model for extraction until the block ends; raise if it is malformed or has no tags."""
     if isinstance(onnx_model, onnx.ModelProto):
         yield _parse(Path(), onnx_model.SerializeToString())
         return
@@ -256,20 +160,11 @@ def open_tagged(onnx_model: onnx.ModelProto | StrPath) -> Iterator[OpenModel]:
             yield _parse(path, data)
         except (TypeError, UnicodeDecodeError) as error:
             # protobuf gives bytes for a name that is not UTF-8, which breaks in many places.
-            if isinstance(error, UnicodeDecodeError) or _has_bytes_names(parse_model(data, path)):
-                raise FormatError(
-                    f"{path} has names that are not UTF-8", hint="write it again"
-                ) from error
-            raise
-
-
-def _has_bytes_names(proto: onnx.ModelProto) -> bool:
-    graph = proto.graph
-    names = [
-        name for node in graph.node for name in (*node.input, *node.output, node.name, node.op_type)
-    ]
-    declared = (*graph.input, *graph.output, *graph.value_info, *graph.initializer)
-    return not all(isinstance(name, str) for name in (*names, *(value.name for value in declared)))
+            is_decoding = isinstance(error, UnicodeDecodeError)
+            if not is_decoding and not flatten(parse_model(data, path)).odd_names:
+                raise
+            message = f"{path} has names that are not UTF-8"
+            raise FormatError(message, hint="write it again") from error
 
 
 def _parse(path: Path, data: bytes | memoryview) -> OpenModel:
@@ -285,42 +180,19 @@ def _parse(path: Path, data: bytes | memoryview) -> OpenModel:
         tags = tags_from_records({key: recorded_tag(record) for key, record in nodes})
         main = Subgraph(proto.graph, tags)
     if not _is_tagged(main) and main.nodes:
-        raise _untagged_error(path, effective.refused)
+        if effective.refused is None:
+            message = f"{path.name or 'the model'} has no tags, so its modules are unknown"
+            raise FormatError(message, hint="export it with modelexport")
+        reason = f"{sidecar_path(path).name} cannot be used: {effective.refused}"
+        raise FormatError(f"{path.name} has no tags, and {reason}", hint="export the model again")
     records = effective.records
     modules = ModuleIndex({} if records is None else records.modules, main.all_tags())
-    source = SourceModel(path.name, proto, main, TypeInference(proto, main), records)
-    return OpenModel(path, source, modules, InitializerSource(data, fields, path))
-
-
-def _untagged_error(path: Path, refused: str | None) -> FormatError:
-    if refused is not None:
-        reason = f"{sidecar_path(path).name} cannot be used: {refused}"
-        return FormatError(f"{path.name} has no tags, and {reason}", hint="export the model again")
-    return FormatError(
-        f"{path.name or 'the model'} has no tags, so its modules are unknown",
-        hint="export it with modelexport",
-    )
+    types = TypeInference(proto, main)
+    return OpenModel(path, proto, main, types, records, modules, data, fields)
 
 
 def _is_tagged(main: Subgraph) -> bool:
     return any(tag is not None for subgraph in main for tag in subgraph.tags)
-
-
-def boundary_values(file: OpenModel) -> BoundaryValues:
-    """Find the values that enter and leave each module, without constants.
-
-    Args:
-        file: The model.
-
-    Returns:
-        The values by module path.
-    """
-    main = file.source.main
-    graph = flatten(file.source.proto)
-    tags = list(main.all_tags())
-    tags += [None] * (len(graph.nodes) - len(tags))  # nodes of functions belong to their callers
-    constants = main.flow(len(main.nodes)).constant
-    return BoundaryValues(graph, tags, Ancestry(file.modules.records), constants)
 
 
 def list_modules(path: StrPath, module: str | None = None) -> list[ExtractableModule]:
@@ -347,48 +219,39 @@ def list_modules(path: StrPath, module: str | None = None) -> list[ExtractableMo
 
 def _all_boundaries(file: OpenModel) -> dict[str, Boundary]:
     """Find the boundaries of all modules, in time linear in the nodes and the depth."""
-    main = file.source.main
-    for subgraph in main:
+    for subgraph in file.main:
         subgraph.flow(len(subgraph.nodes))  # once, instead of again for each module
-    ancestors = functools.cache(_with_ancestors)
-    members = find_members(main, lambda path, call: ancestors(path))
-    consumers = ConsumerIndex()
-    return {
-        path: find_boundary(
-            members[path], file.modules.results(ModuleRef(path, None)), consumers=consumers
-        )
-        if path
-        else whole_model(main)
-        for path in file.modules.tags
-        if path in members
-    }
-
-
-def _with_ancestors(path: str) -> tuple[str, ...]:
-    """Return a module path and those of all modules around it, the root first."""
-    return ("", *itertools.accumulate(path.split("."), "{}.{}".format)) if path else ("",)
+    ancestry = Ancestry({})
+    members = find_members(file.main, lambda path, call: ancestry.of(path))
+    consumers_of = functools.cache(consumers_by_value)
+    boundaries: dict[str, Boundary] = {}
+    for path in file.modules.tags:
+        if path in members:
+            ref = ModuleRef(path, None)
+            results = file.modules.results(ref)
+            boundaries[path] = (
+                find_boundary(members[path], results, consumers_of=consumers_of)
+                if path
+                else file.boundary(ref)
+            )
+    return boundaries
 
 
 def _describe_modules(file: OpenModel, boundaries: dict[str, Boundary]) -> list[ExtractableModule]:
-    end = len(file.source.main.nodes)
-    values = dict.fromkeys(
-        value for found in boundaries.values() for value in (*found.inputs, *found.outputs)
-    )
-    infos = dict(zip(values, tensor_infos(file.source.types.of(values, end)), strict=True))
-    inputs = dict.fromkeys(
-        value for path, found in boundaries.items() if path for value in found.inputs
-    )
-    fixed = file.source.types.fixed_values(inputs, end)
-    records = file.modules.records
+    end, records = len(file.main.nodes), file.modules.records
+    values = dict.fromkeys(v for b in boundaries.values() for v in (*b.inputs, *b.outputs))
+    infos = dict(zip(values, tensor_infos(file.types.of(values, end)), strict=True))
+    inputs = dict.fromkeys(value for path, b in boundaries.items() if path for value in b.inputs)
+    fixed = file.types.fixed_values(inputs, end)
     return [
         ExtractableModule(
             module=path,
             tag=file.modules.tags[path],
             class_=records[path].class_ if path in records else "",
-            nodes=found.size,
+            nodes=boundary.size,
             calls=records[path].calls if path in records else 0,
-            inputs=tuple(infos[v] for v in found.inputs if v.name not in fixed or not path),
-            outputs=tuple(infos[v] for v in found.outputs),
+            inputs=tuple(infos[v] for v in boundary.inputs if v.name not in fixed or not path),
+            outputs=tuple(infos[v] for v in boundary.outputs),
         )
-        for path, found in boundaries.items()
+        for path, boundary in boundaries.items()
     ]

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 
 from modelexport.errors import FormatError
 from modelexport.extraction.boundary import (
     Boundary,
-    ConsumerIndex,
+    NewNames,
+    OpenModel,
+    SubgraphPart,
+    consumers_by_value,
     find_boundary,
     leaving_values,
 )
-from modelexport.extraction.build import NewNames, build_model, rename_clashes
-from modelexport.extraction.extract import Extraction, OpenModel, open_tagged
-from modelexport.extraction.initializers import load_initializers
+from modelexport.extraction.build import build_model
+from modelexport.extraction.extract import Extraction, open_tagged
 from modelexport.graph.nested import Subgraph, SubgraphValue
 from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.tree import is_within
@@ -68,22 +70,22 @@ def partition(
         # Names must be the same in all extracted models; within one subgraph they cannot clash.
         new_names: NewNames = {}
         if len(members) > 1:
-            new_names = rename_clashes(find_boundary(members).with_annotated_initializers())
+            new_names = find_boundary(members).with_annotated_initializers().rename_clashes()
         for subgraph, nodes in members:
             yield from _partition_subgraph(file, target, subgraph, nodes, new_names)
 
 
 def _partition_constants(file: OpenModel, target: ModuleRef) -> Iterator[Extraction]:
     """Yield a model without nodes for the initializers that are outputs of the model."""
-    main = file.source.main
+    main = file.main
     values = tuple(
         SubgraphValue(main, value.name)
         for value in main.graph.output
         if value.name in main.initializers
     )
     if values:
-        extracted = build_model(file.source, Boundary((), (), values, values), target, "")
-        yield Extraction(load_initializers(extracted, file.weights), extracted.record)
+        extracted = build_model(file, Boundary((), (), values, values), target, "")
+        yield Extraction(extracted.load(), extracted.record)
 
 
 def _partition_subgraph(
@@ -108,8 +110,8 @@ def _partition_subgraph(
         if call is not None:
             ref = ModuleRef(call[0], file.modules.tags.get(call[0]), call[1])
         boundary = find_boundary([(subgraph, members)], leaving=values.leaving(members))
-        extracted = build_model(file.source, boundary, ref, "", part, new_names)
-        yield Extraction(load_initializers(extracted, file.weights), extracted.record)
+        extracted = build_model(file, boundary, ref, "", part, new_names)
+        yield Extraction(extracted.load(), extracted.record)
 
 
 def _child_call(
@@ -117,11 +119,10 @@ def _child_call(
 ) -> ChildCall | None:
     """Return the child and the call that a node belongs to; None for the module's own nodes."""
     tag = subgraph.tags[index]
-    if tag is None or tag.hierarchy_module == target.path:
+    path = target.path if tag is None else tag.hierarchy_module
+    if tag is None or path == target.path or not is_within(path, target.path):
         return None
-    if not is_within(tag.hierarchy_module, target.path):
-        return None
-    return file.modules.child_call(tag.hierarchy_module, tag.hierarchy_call, target.path)
+    return file.modules.child_call(path, tag.hierarchy_call, target.path)
 
 
 class _ModuleValues:
@@ -130,33 +131,26 @@ class _ModuleValues:
     def __init__(
         self, file: OpenModel, target: ModuleRef, subgraph: Subgraph, nodes: Sequence[int]
     ) -> None:
-        self._subgraph = subgraph
-        results = file.modules.results(target)
-        self._leaving = set(leaving_values(subgraph, nodes, results, ConsumerIndex()))
+        self._subgraph, self._nodes = subgraph, set(nodes)
+        self._consumers = consumers_by_value(subgraph)
         self._constant = subgraph.flow(len(subgraph.nodes)).constant
-        self._producer = {name: index for index in nodes for name in self._outputs(index)}
-        self._inputs = {index: subgraph.inputs_of(index) for index in nodes}
-        self._consumers: defaultdict[str, list[int]] = defaultdict(list)
-        for index, names in self._inputs.items():
-            for name in names:
-                self._consumers[name].append(index)
-
-    def _outputs(self, index: int) -> list[str]:
-        return [name for name in self._subgraph.nodes[index].output if name]
+        results = file.modules.results(target)
+        self._leaving = set(leaving_values(subgraph, nodes, results, self._consumers))
 
     def is_needed(self, index: int) -> bool:
         """Return whether an output of a constant node leaves the module, or none is consumed."""
-        names = self._outputs(index)
-        return any(name in self._leaving for name in names) or not any(
-            name in self._consumers for name in names
+        names = [name for name in self._subgraph.nodes[index].output if name]
+        return not self._leaving.isdisjoint(names) or all(
+            self._nodes.isdisjoint(self._consumers.get(name, ())) for name in names
         )
 
-    def edges(self, nodes: Mapping[int, object]) -> dict[int, list[int]]:
+    def edges(self, nodes: Iterable[int]) -> dict[int, list[int]]:
         """Return for each of these nodes those among them that it consumes values of."""
+        producer = {name: i for i in nodes for name in self._subgraph.nodes[i].output if name}
         edges: dict[int, list[int]] = {}
         for index in nodes:
-            producers = (self._producer.get(name) for name in self._inputs[index])
-            edges[index] = [other for other in producers if other is not None and other in nodes]
+            inputs = self._subgraph.inputs_of(index)
+            edges[index] = [producer[name] for name in inputs if name in producer]
             if any(other >= index for other in edges[index]):
                 raise FormatError(
                     "the nodes are in no order that runs",
@@ -167,14 +161,14 @@ class _ModuleValues:
     def leaving(self, members: Sequence[int]) -> list[str]:
         """Return what some of the nodes give to the others, or out of the module."""
         own = set(members)
-        produced = [name for index in members for name in self._outputs(index)]
+        produced = SubgraphPart(self._subgraph, tuple(members)).values()
         leaving = [
             name
             for name in produced
             if name in self._leaving
             or (name not in self._constant and not own.issuperset(self._consumers.get(name, ())))
         ]
-        return leaving or produced
+        return leaving or list(produced)
 
 
 def order_groups(
@@ -183,11 +177,7 @@ def order_groups(
     """Group nodes by call, so that each group consumes only values of earlier ones.
 
     A call of a child is one group, unless something outside it has to run in the middle. The
-    module's own nodes are in as few groups as the children between them allow.
-
-    Args:
-        calls: The call of a child that each node belongs to; None for the module's own nodes.
-        edges: For each node those that it consumes values of.
+    module's own nodes, whose call is None, are in as few groups as the children between them allow.
 
     Yields:
         The call and the nodes of each group, in an order that runs.

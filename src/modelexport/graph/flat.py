@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import cast, overload
+from contextlib import contextmanager
+from typing import Any, cast
 
 import msgspec
 import onnx
 
+Initializer = onnx.TensorProto | onnx.SparseTensorProto
 _GRAPH, _GRAPHS = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
 
 
@@ -33,7 +36,7 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     """The key of the local function that this node calls."""
     gaps: str = ""
     """Which inputs and outputs were omitted by an empty name."""
-    body: int = -1
+    subgraph_number: int = -1
     """Which of the enclosing node's subgraphs this node is in."""
 
 
@@ -63,13 +66,7 @@ class StoredNodes(Sequence[onnx.NodeProto]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> onnx.NodeProto: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[onnx.NodeProto]: ...
-    def __getitem__(self, index: int | slice) -> onnx.NodeProto | list[onnx.NodeProto]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(self._count))]
+    def __getitem__(self, index: Any) -> Any:  # an index from 0; slices are not supported
         if not 0 <= index < self._count:
             raise IndexError(index)
         return self._parse(index)
@@ -83,7 +80,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The protobuf node of each."""
     attributed: list[int]
     """The indices of the nodes that have attributes."""
-    bodies: dict[int, list[FlatSubgraph]]
+    subgraphs: dict[int, list[FlatSubgraph]]
     """The subgraphs of a node, by its index."""
     functions: dict[str, FlatSubgraph]
     """The local functions, by their key."""
@@ -117,64 +114,44 @@ class Graph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return consumers
 
     def consumers_of(self, index: int) -> Iterator[int]:
-        """Iterate over the nodes that consume an output of a node.
-
-        Args:
-            index: The index of the node.
-
-        Yields:
-            The index of each consumer.
-        """
+        """Iterate over the indices of the nodes that consume an output of the node `index`."""
         for name in self.nodes[index].outputs:
             yield from self.consumers.get(name, ())
 
     def producers_of(self, index: int) -> Iterator[int]:
-        """Iterate over the nodes that produce an input of a node.
-
-        Args:
-            index: The index of the node.
-
-        Yields:
-            The index of each producer.
-        """
+        """Iterate over the indices of the nodes that produce an input of the node `index`."""
         for name in self.nodes[index].inputs:
             producer = self.producer.get(name)
             if producer is not None:
                 yield producer
 
     def tensors(self) -> Iterator[str]:
-        """Iterate over all values, each once: graph inputs, initializers, node outputs.
-
-        Yields:
-            The key of each value.
-        """
+        """Iterate over the keys of all values: graph inputs, initializers, node outputs."""
         yield from dict.fromkeys((*self.inputs, *self.initializers, *self.producer))
 
 
-def subgraph_prefix(key: str, label: str) -> str:
-    """Return the prefix of the keys in a subgraph.
+@contextmanager
+def pause_collector() -> Iterator[None]:
+    """Pause garbage collection while the block creates many small records that all stay alive.
 
-    Args:
-        key: The key of the node that has the subgraph.
-        label: The label of the subgraph, as `nested_graphs` returns it.
-
-    Returns:
-        The prefix.
+    Each collection would walk every live object, again and again as the records grow.
     """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def subgraph_prefix(key: str, label: str) -> str:
+    """Return the prefix of the keys in a subgraph, given its node's key and its own label."""
     return f"{key}/{label}/"
 
 
 def function_key(domain: str, name: str, overload: str = "") -> str:
-    """Return the key of a local function, which a node that calls it has as well.
-
-    Args:
-        domain: The domain of the function.
-        name: Its name, the `op_type` of a call.
-        overload: Its overload.
-
-    Returns:
-        The key.
-    """
+    """Return the key of a local function; `name` is the `op_type` of the nodes that call it."""
     return f"{domain}::{name}:{overload}" if overload else f"{domain}::{name}"
 
 
@@ -184,21 +161,8 @@ def flatten(model: onnx.ModelProto, nodes: StoredNodes | None = None) -> Graph:
     Args:
         model: The model.
         nodes: The nodes of the main graph, where the model itself is without them.
-
-    Returns:
-        The flat view.
     """
-    b = _Builder(model, nodes)
-    main = model.graph
-    initializers = [tensor.name for tensor in main.initializer]
-    initializers += [sparse.values.name for sparse in main.sparse_initializer]
-    stored = set(initializers)
-    inputs = [value.name for value in main.input if value.name not in stored]
-    outputs = [value.name for value in main.output]
-    odd = b.odd_names or not _is_text((*inputs, *outputs, *initializers))
-    return Graph(
-        b.nodes, b.protos, b.attributed, b.bodies, b.functions, inputs, outputs, initializers, odd
-    )
+    return _Builder(model, nodes).build(model.graph)
 
 
 class _Scope(msgspec.Struct, frozen=True):
@@ -212,7 +176,7 @@ class _Scope(msgspec.Struct, frozen=True):
     names: tuple[dict[str, str], ...] = ()
     enclosing: int = -1
     function: str = ""
-    body: int = -1
+    subgraph_number: int = -1
 
     def key(self, name: str) -> str:
         """Return the key of a name.
@@ -229,21 +193,32 @@ class _Scope(msgspec.Struct, frozen=True):
 
 class _Builder:
     def __init__(self, model: onnx.ModelProto, stored: StoredNodes | None) -> None:
-        self.nodes: list[Node] = []
+        self._nodes: list[Node] = []
         self._kept: list[onnx.NodeProto | int] = []
         self._stored = stored
-        self.attributed: list[int] = []
-        self.bodies: dict[int, list[FlatSubgraph]] = {}
-        self.functions: dict[str, FlatSubgraph] = {}
-        self.odd_names = False
+        self._attributed: list[int] = []
+        self._subgraphs: dict[int, list[FlatSubgraph]] = {}
+        self._functions: dict[str, FlatSubgraph] = {}
+        self._odd_names = False
         self._function_keys = {function_key(f.domain, f.name, f.overload) for f in model.functions}
         self._add_nodes(model.graph.node if stored is None else stored, _Scope())
         for function in model.functions:
             self._add_function(function)
 
-    @property
-    def protos(self) -> Sequence[onnx.NodeProto]:
-        """The protobuf nodes; of stored ones, only those with subgraphs are kept in memory."""
+    def build(self, main: onnx.GraphProto) -> Graph:
+        initializers = [tensor.name for tensor in main.initializer]
+        initializers += [sparse.values.name for sparse in main.sparse_initializer]
+        stored = set(initializers)
+        inputs = [value.name for value in main.input if value.name not in stored]
+        outputs = [value.name for value in main.output]
+        odd = self._odd_names or not _is_text((*inputs, *outputs, *initializers))
+        return Graph(
+            self._nodes, self._protos(), self._attributed, self._subgraphs, self._functions,
+            inputs, outputs, initializers, odd,
+        )  # fmt: skip
+
+    def _protos(self) -> Sequence[onnx.NodeProto]:
+        """Return the protobuf nodes; of stored ones, only those with subgraphs are in memory."""
         kept, stored = self._kept, self._stored
         if stored is None:
             return cast("list[onnx.NodeProto]", kept)
@@ -259,17 +234,15 @@ class _Builder:
         prefix = f"{key}/"
         names = [*function.input, *(name for node in function.node for name in node.output)]
         scope = _Scope(prefix, (_keys(prefix, names),), function=key)
-        outputs = tuple(map(scope.key, function.output))
-        defaults = sorted(
-            attribute.SerializeToString().hex() for attribute in function.attribute_proto
-        )
+        defaults = sorted(entry.SerializeToString().hex() for entry in function.attribute_proto)
         declared = " ".join((*sorted(map(as_text, function.attribute)), *defaults))
         inputs = tuple(prefix + as_text(name) for name in function.input)
-        self.functions[key] = FlatSubgraph(key, inputs, outputs, {}, declared)
+        outputs = tuple(map(scope.key, function.output))
+        self._functions[key] = FlatSubgraph(key, inputs, outputs, {}, declared)
         self._add_nodes(function.node, scope)
 
     def _add_nodes(self, nodes: Sequence[onnx.NodeProto], scope: _Scope) -> None:
-        added, kept = self.nodes, self._kept
+        added, kept = self._nodes, self._kept
         prefix, function = scope.prefix, scope.function
         stored = nodes is self._stored
         for position, node in enumerate(nodes):
@@ -284,46 +257,41 @@ class _Builder:
             key = outputs[0] if outputs else f"{prefix}#{position}"
             domain, op_type, name = node.domain, node.op_type, node.name
             if not _is_text((domain, op_type, name, *inputs, *outputs)):
-                self.odd_names = True
-            called = self._called_function(node) if self._function_keys else ""
+                self._odd_names = True
+            called = ""
+            if self._function_keys:
+                called = function_key(domain, op_type, node.overload)
+                called = called if called in self._function_keys else ""
             index = len(added)
             added.append(
                 Node(
                     key, name, op_type, domain, inputs, outputs,
-                    scope.enclosing, function, called, gaps, scope.body,
+                    scope.enclosing, function, called, gaps, scope.subgraph_number,
                 )
             )  # fmt: skip
             kept.append(position if stored else node)
             attributes = node.attribute
             if attributes:
-                self.attributed.append(index)
+                self._attributed.append(index)
                 for number, (label, graph) in enumerate(nested_graphs(attributes)):
                     kept[index] = node
                     self._add_subgraph(index, number, label, graph, scope)
 
-    def _called_function(self, node: onnx.NodeProto) -> str:
-        key = function_key(node.domain, node.op_type, node.overload)
-        return key if key in self._function_keys else ""
-
     def _add_subgraph(
         self, index: int, number: int, label: str, graph: onnx.GraphProto, outer: _Scope
     ) -> None:
-        prefix = subgraph_prefix(self.nodes[index].key, label)
+        prefix = subgraph_prefix(self._nodes[index].key, label)
         inputs = [value.name for value in graph.input]
-        tensors: dict[str, onnx.TensorProto | onnx.SparseTensorProto] = {
-            tensor.name: tensor for tensor in graph.initializer
-        }
-        tensors |= {sparse.values.name: sparse for sparse in graph.sparse_initializer}
+        tensors = initializers_by_name(graph)
         names = [*inputs, *tensors, *(name for node in graph.node for name in node.output)]
-        scopes = (*outer.names, _keys(prefix, names))
-        scope = _Scope(prefix, scopes, index, outer.function, number)
+        scope = _Scope(prefix, (*outer.names, _keys(prefix, names)), index, outer.function, number)
         subgraph = FlatSubgraph(
             label,
             tuple(prefix + as_text(name) for name in inputs),
             tuple(scope.key(value.name) for value in graph.output),
             {prefix + as_text(name): tensor for name, tensor in tensors.items()},
         )
-        self.bodies.setdefault(index, []).append(subgraph)
+        self._subgraphs.setdefault(index, []).append(subgraph)
         self._add_nodes(graph.node, scope)
 
 
@@ -344,15 +312,15 @@ def _is_text(names: Iterable[str]) -> bool:
     return True
 
 
+def initializers_by_name(graph: onnx.GraphProto) -> dict[str, Initializer]:
+    """Return the initializers of a graph, dense and sparse ones, by name."""
+    tensors: dict[str, Initializer] = {tensor.name: tensor for tensor in graph.initializer}
+    tensors.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
+    return tensors
+
+
 def nested_graphs(attributes: Iterable[onnx.AttributeProto]) -> list[tuple[str, onnx.GraphProto]]:
-    """List the subgraphs of a node.
-
-    Args:
-        attributes: The attributes of the node.
-
-    Returns:
-        Each subgraph with a label, the name of its attribute made unique among them.
-    """
+    """List the subgraphs among attributes of a node, each with a label unique among them."""
     graphs: dict[str, onnx.GraphProto] = {}
 
     def add(label: str, graph: onnx.GraphProto) -> None:
@@ -371,12 +339,5 @@ def nested_graphs(attributes: Iterable[onnx.AttributeProto]) -> list[tuple[str, 
 
 
 def as_text(name: str | bytes) -> str:
-    """Return a name as text; protobuf returns bytes for one that is not UTF-8.
-
-    Args:
-        name: The name, as protobuf returns it.
-
-    Returns:
-        The text, with escapes for bytes that are none.
-    """
+    """Return a name as text; protobuf returns bytes for one that is not UTF-8: escape those."""
     return name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")

@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 
 from modelexport.errors import FormatError
 from modelexport.graph.flat import nested_graphs
-from modelexport.graph.nested import Subgraph, SubgraphValue, is_repeatable, no_tags
+from modelexport.graph.nested import Subgraph, SubgraphValue, is_repeatable
 
 Value = np.ndarray[Any, Any]
 
@@ -24,13 +24,7 @@ _MAX_ELEMENTS = 4096
 
 
 def infer_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Run ONNX's type and shape inference.
-
-    Args:
-        model: The model, of which initializer data may be absent.
-
-    Returns:
-        A copy whose graphs declare the types that could be inferred.
+    """Run ONNX's type and shape inference on a model, whose initializer data may be absent.
 
     Raises:
         FormatError: Inference fails on the model.
@@ -61,14 +55,11 @@ class TypeInference:
         self._symbols = {dim.dim_param for dim in dims if dim.dim_param}
 
     def of(self, wanted: Iterable[SubgraphValue], end: int) -> list[onnx.ValueInfoProto]:
-        """Return the types of values.
+        """Return values with their types.
 
         Args:
             wanted: The values.
             end: The number of nodes of the main graph, from the first, that produce all of them.
-
-        Returns:
-            Each value with its type.
 
         Raises:
             FormatError: A type is neither declared nor can be inferred.
@@ -103,7 +94,7 @@ class TypeInference:
 
     def _may_be_size(self, value: SubgraphValue) -> bool:
         """Whether a value is an integer or a list of integers, and not an input of the model."""
-        if value.level is not self._main or any(
+        if value.subgraph is not self._main or any(
             entry.name == value.name for entry in self._main.graph.input
         ):
             return False
@@ -115,7 +106,7 @@ class TypeInference:
         known = self._find(value)
         if known is None or not _has_shape(known):
             return False
-        if _has_shape(_declared_type(value.level, value.name)):
+        if _has_shape(_declared_type(value.subgraph, value.name)):
             return True
         dims = known.tensor_type.shape.dim
         return all(dim.HasField("dim_value") or dim.dim_param in self._symbols for dim in dims)
@@ -131,14 +122,14 @@ class TypeInference:
 
     def _find(self, value: SubgraphValue) -> onnx.TypeProto | None:
         """Find the type of a value in its graph or in those around it, the declared one first."""
-        level: Subgraph | None = value.level
-        while level is not None:
-            known = _declared_type(level, value.name)
+        subgraph: Subgraph | None = value.subgraph
+        while subgraph is not None:
+            known = _declared_type(subgraph, value.name)
             if not _has_shape(known):
-                known = self._inferred.get(level.prefix, {}).get(value.name, known)
+                known = self._inferred.get(subgraph.prefix, {}).get(value.name, known)
             if known is not None:
                 return known
-            level = level.outer
+            subgraph = subgraph.outer
         return None
 
     def _infer(self, missing: list[SubgraphValue], end: int) -> None:
@@ -152,8 +143,10 @@ class TypeInference:
 
     def _record(self, graph: onnx.GraphProto, wanted: set[str]) -> None:
         """Keep the inferred types of these values, in the main graph and those inside it."""
-        inner = Subgraph(graph, no_tags) if self._main.subgraphs else ()
-        for prefix, nested in (("", graph), *((level.prefix, level.graph) for level in inner)):
+        graphs = [("", graph)]
+        if self._main.subgraphs:
+            graphs = [(subgraph.prefix, subgraph.graph) for subgraph in Subgraph(graph)]
+        for prefix, nested in graphs:
             known = self._inferred.setdefault(prefix, {})
             for name, kind in _complete_types(nested, wanted):
                 self._clear_new_symbols(kind)
@@ -162,9 +155,7 @@ class TypeInference:
 
     def _clear_new_symbols(self, kind: onnx.TypeProto) -> None:
         """Remove the symbols that inference invents for sizes that it does not know."""
-        if not kind.HasField("tensor_type"):
-            return
-        for dim in kind.tensor_type.shape.dim if _has_shape(kind) else ():
+        for dim in kind.tensor_type.shape.dim if kind.HasField("tensor_type") else ():
             if dim.dim_param and dim.dim_param not in self._symbols:
                 dim.ClearField("dim_param")
 
@@ -176,7 +167,12 @@ class TypeInference:
         graph, main = bare.graph, self._main.graph
         graph.name = main.name
         graph.input.extend(main.input)
-        graph.initializer.extend(_without_large_data(main.initializer))
+        graph.initializer.extend(
+            TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+            if len(tensor.raw_data) > _LARGE_BYTES
+            else tensor
+            for tensor in main.initializer
+        )
         graph.sparse_initializer.extend(main.sparse_initializer)
         graph.value_info.extend(main.value_info)
         graph.node.extend(self._main.nodes[:end])
@@ -191,36 +187,20 @@ class TypeInference:
         model = self._inferred_model
         types = {} if model is None else dict(_complete_types(model.graph))
         values = _fold_sizes(graph.node, graph.initializer, types, bare.opset_import)
-        kept = [
-            node for node in graph.node if not all(name in values for name in node.output if name)
-        ]
-        if len(kept) == len(graph.node):
-            return False
         remaining = onnx.GraphProto()
-        remaining.node.extend(kept)
-        stored = {tensor.name for tensor in graph.initializer}
-        graph.initializer.extend(
-            numpy_helper.from_array(value, name)
-            for name, value in values.items()
-            if name not in stored
-        )
+        remaining.node.extend(n for n in graph.node if any(o and o not in values for o in n.output))
+        if len(remaining.node) == len(graph.node):
+            return False
+        for tensor in graph.initializer:
+            values.pop(tensor.name, None)
+        graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in values.items())
         del graph.node[:]
         graph.node.extend(remaining.node)
         return True
 
 
-def _without_large_data(initializers: Iterable[TensorProto]) -> Iterator[TensorProto]:
-    for tensor in initializers:
-        large = len(tensor.raw_data) > _LARGE_BYTES
-        yield (
-            TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
-            if large
-            else tensor
-        )
-
-
-def _declared_type(level: Subgraph, name: str) -> onnx.TypeProto | None:
-    value = level.declared.get(name)
+def _declared_type(subgraph: Subgraph, name: str) -> onnx.TypeProto | None:
+    value = subgraph.declared.get(name)
     return value.type if value is not None and _is_complete_type(value.type) else None
 
 
@@ -325,12 +305,8 @@ def _evaluate(
 def tensor_array(tensor: TensorProto) -> Value | None:
     """Return the data of a tensor as an array.
 
-    Args:
-        tensor: The tensor.
-
     Returns:
-        The array; None where the data are in a data file, do not fit the shape, or have an
-        unknown type.
+        The array; None for data in a data file, of the wrong size, or of an unknown type.
     """
     if tensor.data_location == TensorProto.EXTERNAL:
         return None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import onnx
 
-from modelexport.graph.flat import nested_graphs, subgraph_prefix
-from modelexport.graph.order import topological_order
+from modelexport.errors import FormatError
+from modelexport.graph.flat import Initializer, initializers_by_name, nested_graphs, subgraph_prefix
 from modelexport.modules.record import NodeTag
 
 TagReader = Callable[[str, Sequence[onnx.NodeProto]], list[NodeTag | None]]
@@ -21,10 +22,10 @@ class Subgraph:
 
     Args:
         graph: The protobuf graph.
-        label: Returns the tags of its nodes.
+        label: Returns the tags of its nodes; None where tags are not needed.
         prefix: The prefix of its keys, as in `modelexport.graph.flat`.
         outer: The graph around it; None for the main graph.
-        place: The index of the node that has it, in the graph around it.
+        node_index: The index of the node that has it, in the graph around it.
 
     Attributes:
         nodes: The nodes in file order.
@@ -35,17 +36,17 @@ class Subgraph:
     def __init__(
         self,
         graph: onnx.GraphProto,
-        label: TagReader,
+        label: TagReader | None = None,
         prefix: str = "",
         outer: Subgraph | None = None,
-        place: int = -1,
+        node_index: int = -1,
     ) -> None:
         self.graph = graph
         self.prefix = prefix
         self.outer = outer
-        self.place = place
+        self.node_index = node_index
         self.nodes: list[onnx.NodeProto] = list(graph.node)
-        self.tags = label(prefix, self.nodes)
+        self.tags = label(prefix, self.nodes) if label else [None] * len(self.nodes)
         self.subgraphs: dict[int, list[Subgraph]] = {}
         self._flow: ConstantFlow | None = None
         for index, node in enumerate(self.nodes):
@@ -66,25 +67,14 @@ class Subgraph:
                 yield from subgraph
 
     def all_tags(self) -> Iterator[NodeTag | None]:
-        """Iterate over the tags of this graph and of all inside it.
-
-        Yields:
-            The tags in file order, that of a node before those of its subgraphs.
-        """
+        """Iterate over all tags in file order, that of a node before those of its subgraphs."""
         for index, tag in enumerate(self.tags):
             yield tag
             for subgraph in self.subgraphs.get(index, ()):
                 yield from subgraph.all_tags()
 
     def inputs_of(self, index: int) -> list[str]:
-        """List the values that a node consumes, those that its subgraphs capture among them.
-
-        Args:
-            index: The index of the node.
-
-        Returns:
-            The names of the values.
-        """
+        """List the values that a node consumes, those that its subgraphs capture among them."""
         names = [name for name in self.nodes[index].input if name]
         for subgraph in self.subgraphs.get(index, ()):
             names += subgraph.captured
@@ -103,13 +93,9 @@ class Subgraph:
         return [name for name in consumed if name not in own]
 
     @functools.cached_property
-    def initializers(self) -> dict[str, onnx.TensorProto | onnx.SparseTensorProto]:
+    def initializers(self) -> dict[str, Initializer]:
         """The initializers of this graph, by name."""
-        tensors: dict[str, onnx.TensorProto | onnx.SparseTensorProto] = {
-            tensor.name: tensor for tensor in self.graph.initializer
-        }
-        tensors.update((sparse.values.name, sparse) for sparse in self.graph.sparse_initializer)
-        return tensors
+        return initializers_by_name(self.graph)
 
     @functools.cached_property
     def declared(self) -> dict[str, onnx.ValueInfoProto]:
@@ -129,52 +115,46 @@ class Subgraph:
         return {tensor.name: index for index, tensor in enumerate(self.graph.initializer)}
 
     def flow(self, end: int) -> ConstantFlow:
-        """Return the values that do not depend on the model's inputs.
-
-        Args:
-            end: The number of nodes, from the first, that have to be covered.
-
-        Returns:
-            The constants, of these nodes at least.
-        """
+        """Return the values that do not depend on the model's inputs, of `end` nodes at least."""
         if self._flow is None or self._flow.end < end:
             self._flow = ConstantFlow(self, end)
         return self._flow
 
 
-def sort_nodes(level: Subgraph) -> None:
-    """Sort the nodes of a graph topologically; not every tool writes them so.
+class SubgraphValue(NamedTuple):
+    """A value that enters or leaves an extracted model, and the graph that it is seen from."""
+
+    subgraph: Subgraph
+    name: str
+
+
+def sort_nodes(subgraph: Subgraph) -> None:
+    """Sort the nodes in the protobuf of a graph topologically; not every tool writes them so.
 
     Args:
-        level: The graph, of which the protobuf is changed; its other attributes are stale then.
+        subgraph: The graph, which is not to be used afterwards.
 
     Raises:
         FormatError: The graph has a cycle.
     """
-    nodes = level.nodes
+    nodes = subgraph.nodes
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     consumers: list[list[int]] = [[] for _ in nodes]
     for index in range(len(nodes)):
-        sources = {producer[name] for name in level.inputs_of(index) if name in producer}
+        sources = {producer[name] for name in subgraph.inputs_of(index) if name in producer}
         for source in sources - {index}:
             consumers[source].append(index)
     # A detached graph, because clearing the field would invalidate the nodes that are in it.
     ordered = onnx.GraphProto()
     ordered.node.extend(nodes[index] for index in topological_order(consumers, strict=True))
-    del level.graph.node[:]
-    level.graph.node.extend(ordered.node)
+    del subgraph.graph.node[:]
+    subgraph.graph.node.extend(ordered.node)
 
 
 def node_key(prefix: str, position: int, node: onnx.NodeProto) -> str:
     """Return the key of a node, as in `modelexport.graph.flat`: its first output, else its index.
 
-    Args:
-        prefix: The prefix of the keys in its graph.
-        position: The index of the node in its graph.
-        node: The node.
-
-    Returns:
-        The key.
+    `prefix` and `position` are those of its graph's keys and of the node in its graph.
     """
     return prefix + next(filter(None, node.output), f"#{position}")
 
@@ -185,7 +165,7 @@ class ConstantFlow:
     The outputs of a node whose operator is random or unknown are not among them.
 
     Args:
-        level: The graph.
+        subgraph: The graph.
         end: The number of nodes to cover, from the first.
 
     Attributes:
@@ -195,20 +175,22 @@ class ConstantFlow:
         in_order: Whether each node comes after its producers, as far as constants are concerned.
     """
 
-    def __init__(self, level: Subgraph, end: int) -> None:
-        self.level = level
+    def __init__(self, subgraph: Subgraph, end: int) -> None:
+        self.subgraph = subgraph
         self.end = end
-        self.outer = None if level.outer is None else level.outer.flow(level.place)
+        self.outer = None if subgraph.outer is None else subgraph.outer.flow(subgraph.node_index)
         self.constant: dict[str, int] = {}
         self.in_order = True
-        initializers, subgraphs = level.initializers, level.subgraphs
+        initializers, subgraphs = subgraph.initializers, subgraph.subgraphs
         self.varying: set[str] = set() if self.outer is None else set(self.outer.varying)
         self.varying.update(
-            value.name for value in level.graph.input if value.name not in initializers
+            value.name for value in subgraph.graph.input if value.name not in initializers
         )
         varying = self.varying
-        for index, node in enumerate(level.nodes[:end]):
-            for name in level.inputs_of(index) if subgraphs and index in subgraphs else node.input:
+        for index, node in enumerate(subgraph.nodes[:end]):
+            for name in (
+                subgraph.inputs_of(index) if subgraphs and index in subgraphs else node.input
+            ):
                 if name in varying:
                     varying.update(node.output)
                     break
@@ -217,7 +199,7 @@ class ConstantFlow:
 
     def _add_constant(self, index: int, node: onnx.NodeProto) -> None:
         """Add a node that consumes only constants."""
-        constant, initializers = self.constant, self.level.initializers
+        constant, initializers = self.constant, self.subgraph.initializers
         if self.in_order and self.outer is None:
             self.in_order = all(
                 name in constant or name in initializers or not name for name in node.input
@@ -229,14 +211,10 @@ class ConstantFlow:
             self.varying.update(outputs)
 
     def producer(self, name: str) -> tuple[ConstantFlow, int] | None:
-        """Find the node that produces a constant, in this graph or around it.
-
-        Args:
-            name: The name of the value.
+        """Find the producer of a constant, in this graph or around it.
 
         Returns:
-            The constants of the producer's graph and the producer's index; None if the value is
-            not constant.
+            The constants of the producer's graph and its index; None for a value that varies.
         """
         if name in self.constant:
             return self, self.constant[name]
@@ -245,15 +223,7 @@ class ConstantFlow:
 
 @functools.cache
 def is_repeatable(domain: str, op_type: str) -> bool:
-    """Whether an operator is known to return the same result for the same inputs.
-
-    Args:
-        domain: The domain of the operator.
-        op_type: Its name.
-
-    Returns:
-        False for a random or an unknown operator.
-    """
+    """Whether an operator is known to return the same result for the same inputs, not random."""
     try:
         schema = onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
     except onnx.defs.SchemaError:
@@ -261,21 +231,47 @@ def is_repeatable(domain: str, op_type: str) -> bool:
     return not schema.non_deterministic  # type: ignore[attr-defined] # not in onnx's stubs
 
 
-def no_tags(prefix: str, nodes: Sequence[onnx.NodeProto]) -> list[NodeTag | None]:
-    """Return no tag for every node: a `TagReader` for graphs whose tags are not needed.
+def topological_order(
+    consumers: Sequence[Sequence[int]],
+    priorities: Sequence[float] | None = None,
+    *,
+    strict: bool = False,
+) -> list[int]:
+    """Sort nodes topologically, and otherwise by priority.
+
+    The order is stable: of the nodes whose producers all come before, the one with the lowest
+    priority, then number, is next. Where all remaining nodes wait for others, as in a cycle, the
+    one with the lowest priority is next. Takes time linear in the edges.
 
     Args:
-        prefix: The prefix of the keys, not used.
-        nodes: The nodes.
+        consumers: For each node those that consume its outputs; one may be listed repeatedly.
+        priorities: A number for each node; its own number if None.
+        strict: Whether a cycle is an error.
 
-    Returns:
-        None for each node.
+    Raises:
+        FormatError: There is a cycle, and `strict` is set.
     """
-    return [None] * len(nodes)
-
-
-class SubgraphValue(NamedTuple):
-    """A value that enters or leaves an extracted model, and the graph that it is seen from."""
-
-    level: Subgraph
-    name: str
+    ranks = range(len(consumers)) if priorities is None else priorities
+    waiting = [0] * len(consumers)
+    for nodes in consumers:
+        for consumer in nodes:
+            waiting[consumer] += 1
+    ready = [(ranks[node], node) for node, count in enumerate(waiting) if not count]
+    heapify(ready)
+    by_priority = iter(sorted(range(len(consumers)), key=ranks.__getitem__))
+    done = [False] * len(consumers)
+    order: list[int] = []
+    while len(order) < len(consumers):
+        if strict and not ready:
+            hint = "no runtime can run it; export it again"
+            raise FormatError("the graph has a cycle", hint=hint)
+        node = heappop(ready)[1] if ready else next(by_priority)
+        if done[node]:
+            continue
+        done[node] = True
+        order.append(node)
+        for consumer in consumers[node]:
+            waiting[consumer] -= 1
+            if not waiting[consumer] and not done[consumer]:
+                heappush(ready, (ranks[consumer], consumer))
+    return order

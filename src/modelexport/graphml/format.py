@@ -1,10 +1,17 @@
-"""The GraphML format: version, keys, kinds of nodes, paths. docs/graphml.md describes each key."""
+"""The GraphML format: keys, kinds of nodes, paths, and the graphics that yEd reads.
+
+docs/graphml.md describes each key.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
+from xml.sax.saxutils import escape
 
 import msgspec
 
@@ -14,60 +21,66 @@ from modelexport.onnx_file.model_file import StrPath
 from modelexport.options import PARAMETER_MODES
 
 FORMAT_VERSION = "1.1"
-
 GRAPHML = "http://graphml.graphdrawing.org/xmlns"
 YED = "http://www.yworks.com/xml/graphml"
 
-# Values of the key `kind`. They are part of the format, also where the code has another word.
-MODEL, MODULE, SUBGRAPH, FUNCTION, OPERATOR = "model", "module", "body", "function", "operator"
-INPUT, OUTPUT, INITIALIZER, SPARSE = "input", "output", "initializer", "sparse_initializer"
-INITIALIZERS = frozenset({INITIALIZER, SPARSE})
-TERMINALS = INITIALIZERS | {INPUT, OUTPUT}
 
-_STRING, _INT = "string", "int"
+class Kind(StrEnum):
+    """The values of the key `kind`; the format keeps its words where the code has others."""
 
-GRAPH_KEYS = {"format_version": _STRING, "source": _STRING}
-NODE_KEYS = {
-    "kind": _STRING,
-    "class": _STRING,
-    "tag": _STRING,
-    "module_path": _STRING,
-    "execution_order": _INT,
-    "operator": _STRING,
-    "domain": _STRING,
-    "name": _STRING,
-    "attributes": _STRING,
-    "outputs": _STRING,
-    "evidence": _STRING,
-    "call": _INT,
-    "status": _STRING,
-    "type": _STRING,
-    "shape": _STRING,
-    "scope": _STRING,
-    "position": _INT,
-    "onnx": _STRING,
-    "bytes": _STRING,
-    "values": _STRING,
-    "check": _STRING,
-    "format_version": _STRING,
-    "parameters": _STRING,
-    "topology": _STRING,
-    "operators": _INT,
+    MODEL = "model"
+    MODULE = "module"
+    SUBGRAPH = "body"
+    FUNCTION = "function"
+    OPERATOR = "operator"
+    INPUT = "input"
+    OUTPUT = "output"
+    INITIALIZER = "initializer"
+    SPARSE = "sparse_initializer"
+
+
+INITIALIZERS = frozenset({Kind.INITIALIZER, Kind.SPARSE})
+TERMINALS = INITIALIZERS | {Kind.INPUT, Kind.OUTPUT}
+
+_INTEGERS = {"execution_order", "call", "position", "operators", "source_output", "target_input"}
+_NODE_KEYS = (
+    "kind class tag module_path execution_order operator domain name attributes outputs evidence "
+    "call status type shape scope position onnx bytes values check format_version parameters "
+    "topology operators"
+)
+KEYS = {
+    domain: {name: "int" if name in _INTEGERS else "string" for name in names.split()}
+    for domain, names in (
+        ("graph", "format_version source"),
+        ("node", _NODE_KEYS),
+        ("edge", "tensor type shape source_output target_input"),
+    )
 }
-EDGE_KEYS = {
-    "tensor": _STRING,
-    "type": _STRING,
-    "shape": _STRING,
-    "source_output": _INT,
-    "target_input": _INT,
-}
-
+"""The names of the keys of graphs, nodes and edges, each with its type."""
 
 WRITE_AGAIN = "write it again with export-graphml"
 """The hint for a damaged file."""
-
 _NOT_XML = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-_SUBGRAPH_SCOPE = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
+
+PADDING, HEADER = 18.0, 30.0
+_SHAPES: dict[str, tuple[str, str, str]] = {
+    Kind.OPERATOR: ("roundrectangle", "#FFFFFF", "#3C4A5A"),
+    Kind.INPUT: ("parallelogram", "#CDEBC5", "#4B8B3B"),
+    Kind.OUTPUT: ("parallelogram2", "#FFD9B0", "#B8651B"),
+    Kind.INITIALIZER: ("rectangle", "#E4E4E4", "#9A9A9A"),
+    Kind.SPARSE: ("rectangle", "#D5DCE4", "#8A96A3"),
+    Kind.MODEL: ("rectangle", "#FFFDE7", "#B0A95F"),
+}
+_MODULE_FILLS = ("#EEF3F8", "#DCE9F5", "#E3F1E5", "#FBF1DC", "#F1E6F7", "#DDF1F1")
+_GROUP_FILLS: dict[str, str] = {
+    Kind.SUBGRAPH: "#FFF6CC",
+    Kind.FUNCTION: "#ECE7DF",
+    Kind.OPERATOR: "#FFFFFF",
+}
+_FONT = (
+    'fontFamily="Dialog" fontStyle="plain" hasLineColor="false" textColor="#1C2733" visible="true"'
+)
+_INSETS = f'bottom="{PADDING:.0f}" left="{PADDING:.0f}" right="{PADDING:.0f}" top="{PADDING:.0f}"'
 
 
 class Parameters(msgspec.Struct, frozen=True):
@@ -149,11 +162,7 @@ def check_mode(parameters: str) -> None:
 def escape_name(text: str | bytes) -> str:
     """Write characters that XML cannot hold, or that editors change, as their codes.
 
-    Args:
-        text: A name; bytes for one that is not UTF-8, as protobuf gives it.
-
-    Returns:
-        The name as the GraphML file has it.
+    Protobuf gives a name that is not UTF-8 as bytes.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8", "backslashreplace")
@@ -165,12 +174,6 @@ def subgraph_scope(index: int, position: int) -> str:
     return f"{index}/{position}"
 
 
-def parse_subgraph_scope(scope: str) -> tuple[int, int] | None:
-    """Return the operator and the position of a subgraph; None for any other scope."""
-    match = _SUBGRAPH_SCOPE.fullmatch(scope)
-    return None if match is None else (int(match[1]), int(match[2]))
-
-
 def function_scope(position: int) -> str:
     """Return the key `scope` of the local function at a position in the model."""
     return f"function/{position}"
@@ -179,3 +182,80 @@ def function_scope(position: int) -> str:
 def checksum(message: bytes, values: str) -> str:
     """Return the key `check`: a short digest of the keys `onnx` and `values` of a node."""
     return hashlib.blake2b(message + b"\0" + values.encode(), digest_size=8).hexdigest()
+
+
+class Box(NamedTuple):
+    """A rectangle: its upper left corner and its size."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def draw_shape(box: Box, kind: str, label: str) -> str:
+    """Return the node graphics of an element."""
+    form, fill, border = _SHAPES[kind]
+    return (
+        f'<y:ShapeNode>{_geometry(box)}<y:Fill color="{fill}" transparent="false"/>'
+        f'<y:BorderStyle color="{border}" type="line" width="1.0"/>'
+        f'<y:NodeLabel alignment="center" autoSizePolicy="content" fontSize="12" {_FONT} '
+        'hasBackgroundColor="false" modelName="internal" modelPosition="c">'
+        f'{escape(label)}</y:NodeLabel><y:Shape type="{form}"/></y:ShapeNode>'
+    )
+
+
+def draw_group(
+    boxes: tuple[Box, Box], closed: bool, kind: str, depth: int, label: str, *, empty: bool
+) -> str:
+    """Return the node graphics of a group, open and closed; yEd shows one of them.
+
+    Args:
+        boxes: Where the open and the closed group are.
+        closed: Whether the closed one is shown.
+        kind: The kind of group.
+        depth: How deep it is nested.
+        label: Its label.
+        empty: Whether it has no members.
+    """
+    fill = _GROUP_FILLS.get(kind) or _MODULE_FILLS[(depth - 1) % len(_MODULE_FILLS)]
+    border = "dashed" if empty else "line"
+    faces = "".join(
+        f'<y:GroupNode>{_geometry(box)}<y:Fill color="{fill}" transparent="false"/>'
+        f'<y:BorderStyle color="#6F8196" type="{border}" width="1.0"/>'
+        '<y:NodeLabel alignment="center" autoSizePolicy="content" borderDistance="4.0" '
+        f'fontSize="13" {_FONT} hasBackgroundColor="false" modelName="internal" '
+        f'modelPosition="{position}">{escape(label)}</y:NodeLabel>'
+        '<y:Shape type="roundrectangle"/>'
+        f'<y:State closed="{state}" closedHeight="{boxes[1].height:.1f}" '
+        f'closedWidth="{boxes[1].width:.1f}" innerGraphDisplayEnabled="false"/>'
+        f"<y:Insets {_INSETS}/>"
+        f'<y:BorderInsets bottom="0" left="0" right="0" top="{HEADER:.0f}"/></y:GroupNode>'
+        for box, state, position in zip(boxes, ("false", "true"), ("t", "c"), strict=True)
+    )
+    return (
+        f'<y:ProxyAutoBoundsNode><y:Realizers active="{int(closed)}">{faces}</y:Realizers>'
+        "</y:ProxyAutoBoundsNode>"
+    )
+
+
+def draw_edge(label: str, bends: Iterable[tuple[float, float]]) -> str:
+    """Return the edge graphics of a line with an arrow and a label, which passes some points."""
+    points = "".join(f'<y:Point x="{x:.1f}" y="{y:.1f}"/>' for x, y in bends)
+    text = ""
+    if label:
+        text = (
+            f'<y:EdgeLabel alignment="center" fontSize="9" {_FONT} hasBackgroundColor="false" '
+            f'modelName="centered" modelPosition="center">{escape(label)}</y:EdgeLabel>'
+        )
+    return (
+        f'<y:PolyLineEdge><y:Path sx="0.0" sy="0.0" tx="0.0" ty="0.0">{points}</y:Path>'
+        '<y:LineStyle color="#7B8794" type="line" width="1.0"/>'
+        f'<y:Arrows source="none" target="standard"/>{text}'
+        '<y:BendStyle smoothed="false"/></y:PolyLineEdge>'
+    )
+
+
+def _geometry(box: Box) -> str:
+    x, y, width, height = box
+    return f'<y:Geometry height="{height:.1f}" width="{width:.1f}" x="{x:.1f}" y="{y:.1f}"/>'

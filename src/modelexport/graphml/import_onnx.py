@@ -1,26 +1,32 @@
-"""import_onnx(): restore the model that a GraphML file holds."""
+"""import_onnx(): restore the model that a GraphML file holds, and report what an editor changed."""
 
 from __future__ import annotations
 
-import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from modelexport.analysis.validate import check_onnx
 from modelexport.errors import ArgumentError, FileError, FormatError
-from modelexport.garbage import pause_collector
-from modelexport.graph.flat import flatten
-from modelexport.graphml.assemble import Assembly, ExternalValues
-from modelexport.graphml.compare import check_unchanged
-from modelexport.graphml.elements import structure_digest
-from modelexport.graphml.format import WRITE_AGAIN
-from modelexport.graphml.parts import Parts
-from modelexport.graphml.read import Document
-from modelexport.graphml.tensors import Span, read_chunks
+from modelexport.graph.flat import flatten, pause_collector
+from modelexport.graphml.elements import Elements, structure_digest
+from modelexport.graphml.format import WRITE_AGAIN, Kind, escape_name
+from modelexport.graphml.parts import (
+    Assembly,
+    ExternalValues,
+    Parts,
+    TerminalKey,
+    changed,
+    check_text,
+)
+from modelexport.graphml.read import Document, parse_number
+from modelexport.graphml.text import attributes_text
+from modelexport.graphml.values import read_chunks
 from modelexport.onnx_file.atomic_write import Transaction, check_output_path, transaction
 from modelexport.onnx_file.model_file import StrPath, as_path, is_file, open_mapped, parse_model
 from modelexport.options import keyword_aliases
@@ -48,7 +54,7 @@ class ImportCheck(msgspec.Struct, frozen=True):
     """What `check_import` found.
 
     Attributes:
-        checker: The check_onnx of ONNX's checker; None if it has none.
+        checker: The complaint of ONNX's checker; None if it has none.
         same_topology: Whether the graph in the file is the one that was recorded.
     """
 
@@ -90,14 +96,14 @@ def import_onnx(
         stack.enter_context(pause_collector())
         stage = stack.enter_context(transaction(target.parent))
         with (stage.work / "spool").open("wb") as spool:
-            parts = Parts(Document(source, spool, stage.work / "spool", on_progress))
+            parts = Parts(Document(source, spool, on_progress))
         beside = source.parent.resolve() == target.parent.resolve()
         if beside and target.name in (source.name, parts.parameters.file):
             raise ArgumentError(
                 f"output {target} would overwrite the input", hint="choose another output"
             )
         assembly = Assembly(parts)
-        nodes = check_unchanged(assembly)
+        nodes = _check_unchanged(assembly)
         stage.write("model", read_chunks(assembly.sections()))
         data = _restore_data(stage, target, assembly.external)
         stage.publish(stage.work / "model", target.name)
@@ -172,12 +178,138 @@ def _restore_data(
 
 
 def _check_present(path: Path, value: ExternalValues) -> None:
-    digest = hashlib.sha256()
-    if is_file(path) and path.stat().st_size >= value.offset + len(value.values):
-        for chunk in Span(path, value.offset, len(value.values)).chunks():
-            digest.update(chunk)
-    if digest.hexdigest() != value.values.sha256:
-        raise FileError(
-            f"{path} is there already, with other values",
-            hint="import into another folder, or remove the file",
+    present = msgspec.structs.replace(value.values, path=path, offset=value.offset)
+    try:
+        if is_file(path):
+            for _ in present.chunks():
+                pass
+            return
+    except FormatError:  # it is too short, or its digest differs
+        pass
+    raise FileError(
+        f"{path} is there already, with other values",
+        hint="import into another folder, or remove the file",
+    )
+
+
+def _check_unchanged(assembly: Assembly) -> int:
+    """Check that a drawing has the structure that was exported; return the number of operators.
+
+    Positions, labels, colours and notes do not matter. The error names the element that changed.
+    """
+    model = assembly.parse_without_nodes()
+    graph = flatten(model, assembly.stored_nodes())
+    comparison = _Comparison(assembly.parts, Elements(graph, model))
+    comparison.check_counts()
+    comparison.check_terminals()
+    comparison.check_attributes()
+    comparison.check_edges()
+    if structure_digest(graph) != assembly.parts.card.texts.get("topology", ""):
+        raise changed("the operators are not those that were recorded")
+    return len(graph.nodes)
+
+
+class _Comparison:
+    """The elements of a model, and the nodes that draw them; each check raises a FormatError."""
+
+    def __init__(self, parts: Parts, elements: Elements) -> None:
+        self._parts = parts
+        self._elements = elements
+        self._graph = elements.graph
+
+    def check_counts(self) -> None:
+        """Check that no operator or initializer is missing."""
+        parts = self._parts
+        operators = parse_number(parts.card.texts.get("operators", "")) - len(parts.operators)
+        initializers = parts.parameters.weights - len(parts.initializers)
+        for kind, count in (("operator", operators), ("initializer", initializers)):
+            if count > 0:
+                message = f"{count} {kind}s were removed" if count > 1 else f"an {kind} was removed"
+                raise changed(message + self._describe_undefined())
+        # The order of an operator is its index in the graph from here on.
+        if sorted(parts.operators) != list(range(len(self._graph.nodes))):
+            raise changed("the operators are not those that were recorded")
+
+    def _describe_undefined(self) -> str:
+        """Name a value that is missing and its consumer; nothing if no value is missing."""
+        parts, elements = self._parts, self._elements
+        uses = [
+            (key, parts.operators[order].title)
+            for order, node in zip(sorted(parts.operators), self._graph.nodes, strict=False)
+            for key in node.inputs
+        ]
+        uses += [
+            (terminal.key, f"the output {escape_name(terminal.name)!r}")
+            for terminal in elements.terminals
+            if terminal.kind == Kind.OUTPUT
+        ]
+        for key, consumer in uses:
+            if elements.source(key) is None:
+                return f": nothing gives {escape_name(key)!r} to {consumer}"
+        return ""
+
+    def check_terminals(self) -> None:
+        """Check that every input, initializer and output is there with its name, and no other."""
+        parts = self._parts
+        drawn = dict(parts.terminals)
+        self._numbers = [parts.operators[order].number for order in range(len(parts.operators))]
+        for terminal in self._elements.terminals:
+            key = TerminalKey(terminal.kind, terminal.scope, terminal.position)
+            name = escape_name(terminal.name)
+            if key not in drawn:
+                raise changed(f"the {key.kind} {name!r} was removed")
+            number, drawn_name = drawn.pop(key)
+            self._numbers.append(number)
+            if drawn_name:  # editors may drop a name of spaces
+                check_text(f"{key.kind} {name!r}", "name", name, drawn_name)
+        for key, (number, _) in drawn.items():
+            title = parts.title(number)
+            raise changed(f"the {key.kind} {title} belongs to no graph of the model")
+
+    def check_attributes(self) -> None:
+        """Check the attributes of operators, now that their values are complete."""
+        for order, text in self._parts.attribute_texts.items():
+            expected = attributes_text(self._graph.protos[order].attribute)
+            check_text(self._parts.operators[order].title, "attributes", expected, text)
+
+    def check_edges(self) -> None:
+        """Check that no edge was added, removed or moved to another end, except to notes."""
+        elements = np.array(self._numbers, np.int32)
+        expected, drawn = self._elements.edges.table(), self._parts.edges.table()
+        for column in (0, 2):
+            expected[:, column] = elements[expected[:, column]]
+        notes = np.fromiter(self._parts.notes, np.int32)
+        from_note, to_note = np.isin(drawn[:, 0], notes), np.isin(drawn[:, 2], notes)
+        # Edges lead into and out of a node that someone drew as an operator.
+        entered = drawn[to_note & np.isin(drawn[:, 0], elements), 2]
+        left = drawn[from_note & np.isin(drawn[:, 2], elements), 0]
+        for number in np.intersect1d(entered, left).tolist():
+            raise changed(f"{self._parts.title(number)} was added: edges lead in and out")
+        drawn = drawn[~(from_note | to_note)]
+        if not np.array_equal(_sort_rows(expected), _sort_rows(drawn)):
+            raise self._describe_difference(expected, drawn)
+
+    def _describe_difference(self, expected: np.ndarray, drawn: np.ndarray) -> FormatError:
+        """Return the error for the first edge that differs."""
+        title = self._parts.title
+        counts = Counter(map(tuple, expected.tolist()))
+        counts.subtract(map(tuple, drawn.tolist()))
+        added = [row for row, count in counts.items() if count < 0]
+        removed = [row for row, count in counts.items() if count > 0]
+        if not removed:
+            source, _, target, _ = added[0]
+            return changed(f"an edge from {title(source)} to {title(target)} was added")
+        source, output, target, slot = removed[0]
+        for row in added:
+            if row[2:] == (target, slot):
+                return changed(
+                    f"input {slot} of {title(target)} was connected to another source: expected "
+                    f"output {output} of {title(source)}, got output {row[1]} of {title(row[0])}"
+                )
+        return changed(
+            f"the edge from {title(source)} to input {slot} of {title(target)} was removed"
         )
+
+
+def _sort_rows(rows: np.ndarray) -> np.ndarray:
+    return rows[np.lexsort(rows.T[::-1])]

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from modelexport.graph.order import topological_order
+from modelexport.graph.nested import topological_order
 from modelexport.graphml.elements import SHEET, GroupTree
-from modelexport.graphml.format import INITIALIZERS, INPUT
+from modelexport.graphml.format import HEADER, INITIALIZERS, PADDING, Box, Kind
 
-PADDING, HEADER = 18.0, 30.0
 _ROW_GAP, _COLUMN_GAP = 44.0, 28.0
 _CLOSED_HEIGHT = 48.0
 _WIDEST_ROW = 2600.0
@@ -23,15 +21,6 @@ _CHARACTER, _LINE, _MARGIN = 7.2, 15.0, 18.0
 _NARROWEST = 64.0
 _LONGEST_LANE, _LANE_WIDTH, _MOST_WITH_LANES = 8, 12.0, 400
 _NEVER = float("inf")
-
-
-class Box(NamedTuple):
-    """A rectangle: its upper left corner and its size."""
-
-    x: float
-    y: float
-    width: float
-    height: float
 
 
 class Layout:
@@ -90,9 +79,7 @@ class Layout:
         """Set the members of every group relative to the group, innermost groups first."""
         tree = self._tree
         edges = [array("q") for _ in tree.groups]
-        for source, target in zip(
-            tree.elements.edges.sources, tree.elements.edges.targets, strict=True
-        ):
+        for source, target in tree.elements.edges.ends():
             ends = tree.common_members(source, target)
             if ends is not None:
                 edges[ends[0]].extend(ends[1:])
@@ -121,7 +108,7 @@ class Layout:
     def is_input(self, member: int) -> bool:
         """Tell whether a member is an input of a graph."""
         elements = self._tree.elements
-        return member >= len(elements.graph.nodes) and elements.terminal(member).kind == INPUT
+        return member >= len(elements.graph.nodes) and elements.terminal(member).kind == Kind.INPUT
 
     def is_aside(self, member: int) -> bool:
         """Tell whether a member stands beside the flow: it is constant, or consumes nothing."""
@@ -157,7 +144,7 @@ def _first_runs(tree: GroupTree) -> array[float]:
     first = array("d", [_NEVER]) * (len(tree.parents) + len(tree.groups))
     for element in range(operators):
         first[element] = element
-    for source, target in zip(elements.edges.sources, elements.edges.targets, strict=True):
+    for source, target in elements.edges.ends():
         if operators <= source and target < operators:
             first[source] = min(first[source], target - 0.5)
     for number in range(len(tree.groups) - 1, 0, -1):
@@ -203,16 +190,14 @@ class _Rows:
         self._is_aside = [layout.is_aside(member) for member in members]
         self._sizes = [layout.size(member) for member in members]
         row = self._number_rows(layout)
-        rows: list[list[int]] = [[] for _ in range(max(row, default=0) + 1)]
         self._lanes: dict[tuple[int, int], list[int]] = {}
         if with_lanes:
             self._add_lanes(row)
-        for turn, position in enumerate(row):
-            rows[position].append(turn)
-        self._place_rows(rows)
+        self._set_rows(row)
         self._measure()
 
     def _number_rows(self, layout: Layout) -> list[int]:
+        """Return the row of each member: one below the lowest that it consumes from."""
         row = [0] * len(self.members)
         for turn, before in enumerate(self._before):
             row[turn] = max((row[earlier] + 1 for earlier in before), default=0)
@@ -228,6 +213,7 @@ class _Rows:
         return row
 
     def _add_lanes(self, row: list[int]) -> None:
+        """Reserve room in the rows that edges pass."""
         for one, after in enumerate(self._after):
             lane: list[int] = []
             for other in sorted(after, key=row.__getitem__):
@@ -247,9 +233,12 @@ class _Rows:
                     lane[between - 1] if turn == one else turn for turn in before
                 ]
 
-    def _place_rows(self, rows: list[list[int]]) -> None:
-        count = len(self._before)
-        self._centres, self._tops, self._heights = [0.0] * count, [0.0] * count, [0.0] * count
+    def _set_rows(self, row: list[int]) -> None:
+        """Set the rows below each other; `row` has the row of each number."""
+        rows: list[list[int]] = [[] for _ in range(max(row, default=0) + 1)]
+        for turn, position in enumerate(row):
+            rows[position].append(turn)
+        self._centres, self._tops, self._heights = ([0.0] * len(row) for _ in range(3))
         top = 0.0
         for turns in rows:
             for line in self._break_row(turns):
@@ -304,19 +293,18 @@ class _Rows:
 
     def _measure(self) -> None:
         """Set positions and bends relative to the leftmost box."""
-        sides = zip(self._centres, self._sizes, strict=True)
-        left = min((centre - size[0] / 2 for centre, size in sides), default=0.0)
-        sides = zip(self._centres, self._sizes, strict=True)
-        self.width = max((centre + size[0] / 2 for centre, size in sides), default=0.0) - left
-        self.positions = [
-            (self._centres[turn] - self._sizes[turn][0] / 2 - left, self._tops[turn])
-            for turn in range(len(self.members))
-        ]
+        halves = [size[0] / 2 for size in self._sizes]
+        sides = [centre - half for centre, half in zip(self._centres, halves, strict=True)]
+        left = min(sides, default=0.0)
+        ends = [centre + half for centre, half in zip(self._centres, halves, strict=True)]
+        self.width = max(ends, default=0.0) - left
+        turns = range(len(self.members))
+        self.positions = [(sides[turn] - left, self._tops[turn]) for turn in turns]
         self.bends = {
             (self.members[one], self.members[other]): [
                 (self._centres[turn] - left, y)
-                for turn in turns
+                for turn in lane
                 for y in (self._tops[turn], self._tops[turn] + self._heights[turn])
             ]
-            for (one, other), turns in self._lanes.items()
+            for (one, other), lane in self._lanes.items()
         }

@@ -1,91 +1,65 @@
-"""The parts of a model as a GraphML file holds them, collected by the texts of their nodes."""
+"""The parts of a model as a GraphML file holds them, and the model that they make up."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import msgspec
 import onnx
 from google.protobuf.message import DecodeError
+from onnx import TensorProto
 
 from modelexport.errors import FormatError
+from modelexport.graph.flat import StoredNodes, nested_graphs
 from modelexport.graphml.format import (
-    FUNCTION,
     INITIALIZERS,
-    MODEL,
-    MODULE,
-    OPERATOR,
-    SPARSE,
-    SUBGRAPH,
     TERMINALS,
     WRITE_AGAIN,
+    Kind,
     Parameters,
-    StoredValues,
-    checksum,
     escape_name,
+    function_scope,
+    subgraph_scope,
 )
-from modelexport.graphml.read import Document, DrawnNode, node_title, parse_number
-from modelexport.graphml.tensors import FIELDS, Span
+from modelexport.graphml.messages import SPARSE_FIELD, TensorMessage, join, tensors_in
+from modelexport.graphml.read import Document, DrawnNode
 from modelexport.graphml.text import attributes_text
-from modelexport.onnx_file.model_file import is_file, is_inside, missing_data_error
+from modelexport.graphml.values import EXTERNAL, Section, Span, ValueFiles, Values, read_chunks
+from modelexport.onnx_file import wire
+from modelexport.onnx_file.model_file import declared_span, external_location
 from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import UNREADABLE
 
-UNDO = "undo the change; import-onnx restores the exported model and applies no edits"
-"""The hint for a changed structure."""
 _LONGEST_TEXT = 60
-
-
-class CheckedSpan(Span):
-    """A span of a file whose bytes are compared with a digest as they are read."""
-
-    def __init__(self, path: Path, offset: int, length: int, sha256: str, owner: str) -> None:
-        super().__init__(path, offset, length)
-        self.sha256 = sha256
-        self._owner = owner
-
-    def chunks(self) -> Iterator[bytes]:
-        """Read the bytes in chunks.
-
-        Raises:
-            FormatError: If the digest differs at the end.
-        """
-        digest = hashlib.sha256()
-        for chunk in super().chunks():
-            digest.update(chunk)
-            yield chunk
-        if digest.hexdigest() != self.sha256:
-            raise FormatError(
-                f"the values of {self._owner} in {self.path.name} are not the ones that were "
-                "written",
-                hint="the checksum differs; write the GraphML again",
-            )
+_CLASSES: dict[str, Any] = {
+    Kind.OPERATOR: onnx.NodeProto,
+    Kind.INITIALIZER: TensorProto,
+    Kind.SPARSE: onnx.SparseTensorProto,
+}
 
 
 class Part(msgspec.Struct, gc=False):
-    """The message of an operator or initializer, and where the values that it lacks are."""
+    """The message of an operator or initializer, and where the values that it lacks are.
+
+    `number` and `title` are those of its node, `stored` is the key `values`.
+    """
 
     kind: str
     message: bytes
-    identity: str
+    number: int
+    title: str
     scope: str
     stored: str
     embedded: tuple[Span, ...]
 
-    @property
-    def title(self) -> str:
-        """How to find its node in an editor."""
-        if self.kind == OPERATOR:
-            node = onnx.NodeProto.FromString(self.message)
-            name = node.name or node.op_type
-        elif self.kind == SPARSE:
-            name = onnx.SparseTensorProto.FromString(self.message).values.name
-        else:
-            name = onnx.TensorProto.FromString(self.message).name
-        return node_title(escape_name(name), self.identity)
+    def parse(self) -> TensorMessage:
+        """Parse the message."""
+        message: TensorMessage = _CLASSES[self.kind]()
+        message.ParseFromString(self.message)
+        return message
 
 
 class TerminalKey(NamedTuple):
@@ -99,270 +73,308 @@ class TerminalKey(NamedTuple):
 class Parts:
     """The operators by their order and the initializers of a GraphML file.
 
-    `operator_numbers` and `terminal_numbers` have the numbers of their nodes, `notes` those of
-    nodes without any text of ours. `names` has the drawn names of terminals, and
-    `attribute_texts` those attributes, by order, that the message alone does not confirm.
+    `terminals` has the number and the drawn name of every input, initializer and output, `notes`
+    the numbers of nodes without any text of ours, and `attribute_texts` those attributes, by order,
+    that the message alone does not confirm.
     """
 
     def __init__(self, document: Document) -> None:
-        """Read a document.
-
-        Args:
-            document: The GraphML file.
+        """Read a GraphML file.
 
         Raises:
             FileError: If the file cannot be read.
             FormatError: If it is damaged, or an operator was added, copied or changed.
         """
-        self.path = document.path
         self.operators: dict[int, Part] = {}
         self.initializers: dict[TerminalKey, Part] = {}
-        self.operator_numbers: dict[int, int] = {}
-        self.terminal_numbers: dict[TerminalKey, int] = {}
-        self.names: dict[TerminalKey, str] = {}
+        self.terminals: dict[TerminalKey, tuple[int, str]] = {}
+        self._titles: dict[int, str] = {}  # of nodes that are no parts
         self.attribute_texts: dict[int, str] = {}
         self.notes: set[int] = set()
-        self._titles: dict[int, str] = {}
         self._scopes: dict[int, str] = {}  # of groups that are subgraphs or functions
         self.card = DrawnNode("", -1, {}, [])
         for node in document.nodes():
             self._add_node(node)
         self.edges = document.edges
-        self._check_scopes(document)
+        self._check_scopes(document.parents)
+        path = document.path
         if "onnx" not in self.card.texts:
             raise FormatError(
-                f"{self.path} holds no model",
-                hint="the node that describes the model is missing; " + WRITE_AGAIN,
+                f"{path} holds no model",
+                hint=f"the node that describes the model is missing; {WRITE_AGAIN}",
             )
         if "format_version" not in self.card.texts:
-            raise FormatError(f"{self.path} has no format version", hint=WRITE_AGAIN)
+            raise FormatError(f"{path} has no format version")
         self.frame = self.card.parse_message()
-        _check_message(self.frame, self.card)
-        self.parameters = _parse_parameters(self.path, self.card)
-        self._files = _ValueFiles(self.path, self.parameters)
+        try:
+            self.parameters = msgspec.json.decode(
+                self.card.texts.get("parameters", ""), type=Parameters
+            )
+        except UNREADABLE as error:
+            raise FormatError(f"{path} does not say where its initializers are") from error
+        if self.parameters.mode not in PARAMETER_MODES:
+            raise FormatError(f"{path}: there is no parameter mode {self.parameters.mode!r}")
+        self.files = ValueFiles(path, self.parameters)
 
     def title(self, number: int) -> str:
         """Return how to find the node with a number in an editor."""
         if number in self._titles:
             return self._titles[number]
-        # Of operators and initializers no titles are kept: only errors need them.
-        owners = [(self.operator_numbers[order], part) for order, part in self.operators.items()]
-        owners += [(self.terminal_numbers[key], part) for key, part in self.initializers.items()]
-        return dict(owners)[number].title
-
-    def values(self, part: Part) -> dict[str, dict[str, CheckedSpan]]:
-        """Find the values that a part lacks.
-
-        Args:
-            part: The part.
-
-        Returns:
-            The values by the path of their tensor and the name of their field.
-
-        Raises:
-            FileError: If a data file is missing.
-            FormatError: If the record of the values is damaged, or a file too short.
-        """
-        found: dict[str, dict[str, CheckedSpan]] = {}
-        if part.stored or part.embedded:
-            for at, field, span in self._files.values(part):
-                found.setdefault(at, {})[field] = span
-        return found
+        parts = (*self.operators.values(), *self.initializers.values())
+        return next(part.title for part in parts if part.number == number)
 
     def _add_node(self, node: DrawnNode) -> None:
         kind = node.texts.get("kind", "")
-        if kind != OPERATOR and kind not in INITIALIZERS:
+        if kind != Kind.OPERATOR and kind not in INITIALIZERS:
             self._titles[node.number] = node.title
-        if kind == OPERATOR:
+        if kind == Kind.OPERATOR:
             self._add_operator(node)
         elif kind in TERMINALS:
             self._add_terminal(node, kind)
-        elif kind == MODEL:
+        elif kind == Kind.MODEL:
             if self.card.texts:
                 raise FormatError(f"{node.title} was added: it is a copy", hint="remove the copy")
             self.card = node
-        elif kind in (SUBGRAPH, FUNCTION):
+        elif kind in (Kind.SUBGRAPH, Kind.FUNCTION):
             self._scopes[node.number] = node.texts.get("scope", "")
-        elif kind != MODULE and node.texts.get("operator"):
-            raise FormatError(f"{node.title} was added", hint=UNDO)
+        elif kind != Kind.MODULE and node.texts.get("operator"):
+            raise changed(f"{node.title} was added")
         elif not kind:
             self.notes.add(node.number)
 
     def _add_operator(self, node: DrawnNode) -> None:
-        part = _parse_part(node, OPERATOR, onnx.NodeProto)
-        order = _parse_index(node, "execution_order")
+        part = _parse_part(node, Kind.OPERATOR)
+        order = node.parse_index("execution_order")
         if order in self.operators:
-            raise FormatError(
-                f"{node.title} was added: it is a copy of {self.operators[order].title}", hint=UNDO
-            )
+            original = self.operators[order].title
+            raise changed(f"{part.title} was added: it is a copy of {original}")
         proto = onnx.NodeProto.FromString(part.message)
         expected = {"operator": proto.op_type, "domain": proto.domain, "name": proto.name}
         for key, value in expected.items():
-            check_text(node.title, key, escape_name(value), node.texts.get(key, ""))
+            check_text(part.title, key, escape_name(value), node.texts.get(key, ""))
         attributes = node.texts.get("attributes", "")
         if attributes != attributes_text(proto.attribute):  # maybe for lack of values
             self.attribute_texts[order] = attributes
         self.operators[order] = part
-        self.operator_numbers[order] = node.number
 
     def _add_terminal(self, node: DrawnNode, kind: str) -> None:
-        key = TerminalKey(kind, node.texts.get("scope", ""), _parse_index(node, "position"))
-        if key in self.terminal_numbers:
+        key = TerminalKey(kind, node.texts.get("scope", ""), node.parse_index("position"))
+        if key in self.terminals:
             raise FormatError(f"{node.title} was added: it is a copy", hint="remove the copy")
-        self.terminal_numbers[key] = node.number
-        self.names[key] = node.texts.get("name", "")
+        self.terminals[key] = node.number, node.texts.get("name", "")
         if kind in INITIALIZERS:
-            message = onnx.SparseTensorProto if kind == SPARSE else onnx.TensorProto
-            self.initializers[key] = _parse_part(node, kind, message)
+            self.initializers[key] = _parse_part(node, kind)
 
-    def _check_scopes(self, document: Document) -> None:
+    def _check_scopes(self, parents: Sequence[int]) -> None:
         """Reject operators that were dragged into another graph."""
         known: dict[int, str] = {}
-        for order, number in self.operator_numbers.items():
-            parent = document.parents[number]
+        for part in self.operators.values():
+            parent = parents[part.number]
             if parent not in known:
                 around = parent
                 while around >= 0 and around not in self._scopes:
-                    around = document.parents[around]
+                    around = parents[around]
                 known[parent] = self._scopes.get(around, "")
-            if self.operators[order].scope != known[parent]:
-                title = self.operators[order].title
+            if part.scope != known[parent]:
                 raise FormatError(
-                    f"{title} was moved into or out of a subgraph or function", hint="move it back"
+                    f"{part.title} was moved into or out of a subgraph or function",
+                    hint="move it back",
                 )
+
+
+def _parse_part(node: DrawnNode, kind: str) -> Part:
+    """Return the part that a node holds."""
+    scope, stored = node.texts.get("scope", ""), node.texts.get("values", "")
+    message = node.parse_message()
+    part = Part(kind, message, node.number, node.title, scope, stored, tuple(node.embedded))
+    try:
+        part.parse()
+    except DecodeError as error:
+        raise FormatError(f"the exact form of {node.title} is damaged") from error
+    return part
+
+
+def changed(message: str) -> FormatError:
+    """Return the error for a changed structure."""
+    hint = "undo the change; import-onnx restores the exported model and applies no edits"
+    return FormatError(message, hint=hint)
 
 
 def check_text(title: str, key: str, expected: str, got: str) -> None:
-    """Raise a FormatError if a node's text under a key was changed.
-
-    Args:
-        title: How to find the node in an editor.
-        key: The key.
-        expected: The text that was exported.
-        got: The text in the file.
-    """
+    """Raise a FormatError if the text under a key of the node with a title was changed."""
     if got != expected:
-        texts = [
+        before, now = (
             text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
             for text in (expected, got)
+        )
+        raise changed(f"{title}: the {key} changed: expected {before!r}, got {now!r}")
+
+
+class ExternalValues(NamedTuple):
+    """Values that the model has in a data file of its own: the file, the offset, the bytes."""
+
+    location: str
+    offset: int
+    values: Span
+
+
+class Assembly:
+    """A model that keeps the nodes and initializers of its main graph in serialized form.
+
+    `external` lists the values that go into data files of the model.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        """Assemble the model of a GraphML file.
+
+        Raises:
+            FileError: If a data file is missing.
+            FormatError: If a part is damaged, or belongs to a graph that is not there.
+        """
+        self.parts = parts
+        self.external: list[ExternalValues] = []
+        self._frame = parts.frame
+        frame = onnx.ModelProto.FromString(self._frame)
+        # What each graph holds, by its scope: operators by their order, and initializers.
+        self._inside: dict[str, list[int]] = {}
+        for order in sorted(parts.operators):
+            self._inside.setdefault(parts.operators[order].scope, []).append(order)
+        self._tensors: dict[str, list[Part]] = {}
+        for key in sorted(parts.initializers):
+            self._tensors.setdefault(key.scope, []).append(parts.initializers[key])
+        messages: dict[int, bytes] = {}
+        for order in sorted(parts.operators, reverse=True):  # inner operators first
+            messages[order] = self._complete_operator(order, messages)
+        self._nodes = [messages[order] for order in self._inside.pop("", ())]
+        for position, function in enumerate(frame.functions):
+            self._add_nodes(function, function_scope(position), messages)
+        if frame.functions:
+            self._frame = frame.SerializeToString()
+        main = self._tensors.pop("", [])
+        self._dense = [part for part in main if part.kind == Kind.INITIALIZER]
+        self._initializers = list(map(self._join_initializer, self._dense))
+        self._sparse: list[list[Section]] = [
+            [self._complete(part)] for part in main if part.kind == Kind.SPARSE
         ]
-        raise FormatError(
-            f"{title}: the {key} changed: expected {texts[0]!r}, got {texts[1]!r}", hint=UNDO
-        )
-
-
-def _parse_part(node: DrawnNode, kind: str, message_class: Any) -> Part:
-    """Return the part that a node holds."""
-    if "onnx" not in node.texts:
-        raise FormatError(
-            f"the exact form of {node.title} is missing",
-            hint=f"remove the node if it was added, else {WRITE_AGAIN}",
-        )
-    message = node.parse_message()
-    _check_message(message, node)
-    try:
-        message_class.FromString(message)
-    except DecodeError as error:
-        raise _damaged(node) from error
-    texts = node.texts
-    return Part(
-        kind,
-        message,
-        node.identity,
-        texts.get("scope", ""),
-        texts.get("values", ""),
-        tuple(node.embedded),
-    )
-
-
-def _check_message(message: bytes, node: DrawnNode) -> None:
-    if node.texts.get("check", "") != checksum(message, node.texts.get("values", "")):
-        raise _damaged(node)
-
-
-def _damaged(node: DrawnNode) -> FormatError:
-    return FormatError(f"the exact form of {node.title} is damaged", hint=WRITE_AGAIN)
-
-
-def _parse_parameters(path: Path, card: DrawnNode) -> Parameters:
-    try:
-        parameters = msgspec.json.decode(card.texts.get("parameters", ""), type=Parameters)
-    except UNREADABLE as error:
-        raise FormatError(
-            f"{path} does not say where its initializers are", hint=WRITE_AGAIN
-        ) from error
-    if parameters.mode not in PARAMETER_MODES:
-        raise FormatError(
-            f"{path}: there is no parameter mode {parameters.mode!r}", hint=WRITE_AGAIN
-        )
-    return parameters
-
-
-def _parse_index(node: DrawnNode, key: str) -> int:
-    number = parse_number(node.texts.get(key, ""))
-    if number < 0:
-        raise FormatError(f"{node.title} has no {key}", hint=WRITE_AGAIN)
-    return number
-
-
-class _ValueFiles:
-    """Finds the values of parts where the GraphML says that they are."""
-
-    def __init__(self, path: Path, parameters: Parameters) -> None:
-        self._path = path
-        self._folder = path.parent
-        self._parameters = parameters
-        self._sizes: dict[str, int] = {}
-
-    def values(self, part: Part) -> Iterator[tuple[str, str, CheckedSpan]]:
-        """Iterate over the values of a part: path of the tensor, field, span."""
-        try:
-            stored = msgspec.json.decode(part.stored, type=list[StoredValues])
-        except UNREADABLE as error:
+        left = [parts.operators[order] for orders in self._inside.values() for order in orders]
+        for part in [*left, *chain(*self._tensors.values())]:
             raise FormatError(
-                f"the record of the values of {part.title} is damaged", hint=WRITE_AGAIN
-            ) from error
-        embedded = self._parameters.mode == "embedded"
-        lengths = [entry.length for entry in stored]
-        if embedded and [span.length for span in part.embedded] != lengths:
-            raise FormatError(
-                f"the embedded values of {part.title} are cut short", hint=WRITE_AGAIN
+                f"{part.title} belongs to the graph {part.scope!r}, which is not there",
+                hint="the node that it was a part of was removed",
             )
-        for number, entry in enumerate(stored):
-            if entry.field not in FIELDS:
+
+    def _complete_operator(self, order: int, messages: dict[int, bytes]) -> bytes:
+        """Return the message of an operator with its values and what is in its subgraphs."""
+        message = self._complete(self.parts.operators[order])
+        node = onnx.NodeProto.FromString(message)
+        graphs = nested_graphs(node.attribute)
+        for position, (_, graph) in enumerate(graphs):
+            scope = subgraph_scope(order, position)
+            self._add_nodes(graph, scope, messages)
+            for part in self._tensors.pop(scope, ()):
+                dense = part.kind == Kind.INITIALIZER
+                tensors = graph.initializer if dense else graph.sparse_initializer
+                tensors.add().ParseFromString(self._complete(part))
+        return node.SerializeToString() if graphs else message
+
+    def _add_nodes(
+        self,
+        graph: onnx.GraphProto | onnx.FunctionProto,
+        scope: str,
+        messages: dict[int, bytes],
+    ) -> None:
+        for order in self._inside.pop(scope, ()):
+            if order not in messages:  # its scope names an operator behind it
+                raise FormatError(f"{self.parts.operators[order].title} lies in itself")
+            graph.node.add().ParseFromString(messages[order])
+
+    def _complete(self, part: Part) -> bytes:
+        """Return the message of a part with all its values."""
+        if not part.stored:
+            return part.message
+        message = part.parse()
+        for tensor, sections in self._join_tensors(part, message):
+            tensor.ParseFromString(b"".join(read_chunks(sections)))
+        return bytes(message.SerializeToString())
+
+    def _join_initializer(self, part: Part) -> list[Section]:
+        """Return an initializer of the main graph in sections; its values may be large."""
+        joined = [sections for _, sections in self._join_tensors(part, part.parse())]
+        return joined[0] if joined else [part.message]
+
+    def _join_tensors(
+        self, part: Part, message: TensorMessage
+    ) -> Iterator[tuple[TensorProto, list[Section]]]:
+        """Iterate over the tensors whose values are stored elsewhere, and their complete forms."""
+        tensors = dict(tensors_in(message))
+        for at, values in self.parts.files.find(part.stored, part.embedded, part.title).items():
+            if at not in tensors:
+                raise FormatError(f"{part.title} has no tensor {at!r}")
+            # The message may have its fields in another order than protobuf writes them.
+            rest = tensors[at].SerializeToString() if at else part.message
+            yield tensors[at], join(rest, self._note_external(tensors[at], values, part))
+
+    def _note_external(
+        self, tensor: TensorProto, values: Mapping[str, Span], part: Part
+    ) -> dict[str, Values]:
+        """Return the values that are part of the tensor itself; note those of a data file."""
+        outside = values.get(EXTERNAL)
+        if outside is not None:
+            location = external_location(tensor)
+            if location is None:
+                raise FormatError(f"nothing says where the values of {part.title} go")
+            offset, length = declared_span(tensor, location)
+            if length is not None and length != len(outside):
                 raise FormatError(
-                    f"{part.title} has values of an unknown kind {entry.field!r}", hint=WRITE_AGAIN
+                    f"the values of {part.title} are not as long as declared: "
+                    f"expected {length} bytes, got {len(outside)}"
                 )
-            span = part.embedded[number] if embedded else self._find(entry, part)
-            checked = CheckedSpan(span.path, span.offset, span.length, entry.sha256, part.title)
-            yield entry.at, entry.field, checked
+            self.external.append(ExternalValues(str(PurePosixPath(location)), offset, outside))
+        return {field: span for field, span in values.items() if field != EXTERNAL}
 
-    def _find(self, entry: StoredValues, part: Part) -> Span:
-        name = entry.file if self._parameters.mode == "reference" else self._parameters.file
-        if name is None or entry.offset is None:
-            raise FormatError(
-                f"nothing says where the values of {part.title} are", hint=WRITE_AGAIN
-            )
-        if name not in self._sizes:
-            self._sizes[name] = self._size(name)
-        if entry.offset < 0 or entry.length < 0 or entry.offset + entry.length > self._sizes[name]:
-            raise FormatError(
-                f"{self._folder / name} is too short for the values of {part.title}",
-                hint="it is cut short or another file; " + WRITE_AGAIN,
-            )
-        return Span(self._folder / name, entry.offset, entry.length)
+    def sections(self) -> list[Section]:
+        """Return the whole model, large values as spans of the files that hold them."""
+        return self._join_graph([[node] for node in self._nodes], self._initializers)
 
-    def _size(self, name: str) -> int:
-        """Return the size of a file in the GraphML's folder or below it; reject any other."""
-        path = self._folder / name
-        exists = is_file(path)
-        if not is_inside(name) or (
-            exists and not path.resolve().is_relative_to(self._folder.resolve())
-        ):
-            raise FormatError(
-                f"the data file {name!r} lies outside the GraphML's folder",
-                hint="only data files in the GraphML's folder, or below it, are followed",
-            )
-        if not exists:
-            raise missing_data_error(self._path, name)
-        return path.stat().st_size
+    def parse_without_nodes(self) -> onnx.ModelProto:
+        """Parse the model without the main graph's nodes and without values of initializers."""
+        heads: list[list[Section]] = [[part.message] for part in self._dense]
+        model = onnx.ModelProto()
+        model.ParseFromString(b"".join(read_chunks(self._join_graph([], heads))))
+        return model
+
+    def stored_nodes(self) -> StoredNodes:
+        """Return the nodes of the main graph, each parsed when it is needed."""
+        nodes = self._nodes
+        return StoredNodes(len(nodes), lambda index: onnx.NodeProto.FromString(nodes[index]))
+
+    def _join_graph(
+        self, nodes: Iterable[Sequence[Section]], initializers: Iterable[Sequence[Section]]
+    ) -> list[Section]:
+        """Put nodes and initializers of the main graph where a protobuf library writes them."""
+        added = {
+            wire.GRAPH_NODE: nodes,
+            wire.GRAPH_INITIALIZER: initializers,
+            SPARSE_FIELD: self._sparse,
+        }
+        sections: list[Section] = []
+        for field in wire.fields(self._frame, 0, len(self._frame)):
+            if field.number != wire.MODEL_GRAPH:
+                sections.append(self._frame[field.start : field.end])
+                continue
+            rest = self._frame[field.payload : field.end]
+            graph: list[Section] = []
+            for number, messages in added.items():
+                offset = wire.insertion_offset(rest, number)
+                graph.append(rest[:offset])
+                rest = rest[offset:]
+                for message in messages:
+                    graph += _delimit(number, message)
+            sections += _delimit(wire.MODEL_GRAPH, [*graph, rest])
+            added = {}  # a file may have several graphs, which protobuf merges
+        return sections
+
+
+def _delimit(number: int, sections: Sequence[Section]) -> list[Section]:
+    """Return a length-delimited field around sections."""
+    return [wire.header(number, sum(map(len, sections))), *sections]

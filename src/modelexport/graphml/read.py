@@ -18,16 +18,8 @@ from lxml import etree
 
 from modelexport.errors import FileError, FormatError
 from modelexport.graphml.elements import Edges
-from modelexport.graphml.format import (
-    EDGE_KEYS,
-    FORMAT_VERSION,
-    GRAPH_KEYS,
-    GRAPHML,
-    NODE_KEYS,
-    WRITE_AGAIN,
-    YED,
-)
-from modelexport.graphml.tensors import Span
+from modelexport.graphml.format import FORMAT_VERSION, GRAPHML, KEYS, WRITE_AGAIN, YED, checksum
+from modelexport.graphml.values import Span
 from modelexport.onnx_file.model_file import check_regular_file
 
 _CHUNK = 1 << 16
@@ -36,14 +28,14 @@ _SHARE = 0.9
 _NODE, _EDGE, _GRAPH, _DATA, _KEY = (
     f"{{{GRAPHML}}}{name}" for name in ("node", "edge", "graph", "data", "key")
 )
-_LABEL = f"{{{YED}}}NodeLabel"
-_READ_TAGS = frozenset({_NODE, _EDGE, _GRAPH, _DATA, _KEY, _LABEL})
-_KEYS = {"graph": GRAPH_KEYS, "node": NODE_KEYS, "edge": EDGE_KEYS}
+_NODE_LABEL = f"{{{YED}}}NodeLabel"
 _DOMAINS = {_GRAPH: "graph", _NODE: "node", _EDGE: "edge"}
+_READ_TAGS = frozenset({*_DOMAINS, _DATA, _KEY, _NODE_LABEL})
+_LABEL = "label"
 
 
 class DrawnNode(msgspec.Struct, gc=False):
-    """A node: the texts under our keys, its label, and the spans of its embedded values.
+    """A node: the texts under our keys and its label, and the spans of its embedded values.
 
     `number` is its position in the file.
     """
@@ -52,52 +44,55 @@ class DrawnNode(msgspec.Struct, gc=False):
     number: int
     texts: dict[str, str]
     embedded: list[Span]
-    label: str = ""
 
     @property
     def title(self) -> str:
         """How to find the node in an editor: its name or label, and its id."""
-        name = self.texts.get("name") or self.texts.get("operator") or self.label.strip()
-        return node_title(name, self.identity)
+        texts = self.texts
+        name = texts.get("name") or texts.get("operator") or texts.get(_LABEL, "").strip()
+        return f"{name!r} ({self.identity})" if name else self.identity
 
     def parse_message(self) -> bytes:
-        """Decode the key `onnx`.
-
-        Returns:
-            The serialized message.
+        """Return the key `onnx`, the serialized message of an element.
 
         Raises:
-            FormatError: If it is not base64.
+            FormatError: If it is missing, not base64, or not what was written.
         """
-        try:
-            return base64.b64decode("".join(self.texts["onnx"].split()), validate=True)
-        except (binascii.Error, ValueError) as error:
+        if "onnx" not in self.texts:
             raise FormatError(
-                f"the exact form of {self.title} is not base64", hint=WRITE_AGAIN
-            ) from error
+                f"the exact form of {self.title} is missing",
+                hint=f"remove the node if it was added, else {WRITE_AGAIN}",
+            )
+        try:
+            message = base64.b64decode("".join(self.texts["onnx"].split()), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise FormatError(f"the exact form of {self.title} is not base64") from error
+        if self.texts.get("check", "") != checksum(message, self.texts.get("values", "")):
+            raise FormatError(f"the exact form of {self.title} is damaged")
+        return message
 
-
-def node_title(name: str, identity: str) -> str:
-    """Return how to find a node in an editor: its name, if it has one, and its id."""
-    return f"{name!r} ({identity})" if name else identity
+    def parse_index(self, key: str) -> int:
+        """Return the number under a key, or raise a FormatError if there is none."""
+        number = parse_number(self.texts.get(key, ""))
+        if number < 0:
+            raise FormatError(f"{self.title} has no {key}")
+        return number
 
 
 class Document:
-    """The nodes of a GraphML file one by one, then the edges between them."""
+    """The nodes of a GraphML file one by one, then the edges between them.
+
+    It is the target of lxml's parser, which calls `doctype`, `start`, `data`, `end` and `close`.
+    """
 
     def __init__(
-        self,
-        path: Path,
-        spool: BinaryIO,
-        spool_path: Path,
-        on_progress: Callable[[float], None] | None = None,
+        self, path: Path, spool: BinaryIO, on_progress: Callable[[float], None] | None = None
     ) -> None:
         """Prepare to read a file.
 
         Args:
             path: The GraphML file.
             spool: A file that embedded values are decoded into.
-            spool_path: The path of that file.
             on_progress: Called now and then with how much of the import is done.
         """
         self.path = path
@@ -105,8 +100,20 @@ class Document:
         """The edges by the numbers of nodes; an output or input is -1 where the file has none."""
         self.parents = array("i")
         """The number of the node around each node, -1 for none."""
+        self._spool = spool
         self._on_progress = on_progress or (lambda done: None)
-        self._target = _Target(spool, spool_path, self.edges, self.parents)
+        self._names: dict[tuple[str, str], str] = {}  # of keys, by their domains and ids
+        # The domains and texts of the open graphs, nodes and edges; the first is the whole file.
+        self._open: list[tuple[str, dict[str, str]]] = [("", {})]
+        self._open_nodes: list[DrawnNode] = []
+        self._finished: list[DrawnNode] = []
+        self._ends = ("", "")
+        self._key = ""  # whose text is read
+        self._text: list[str] = []
+        self._decoder: _Base64Decoder | None = None
+        self._numbers: dict[str, int] = {}
+        self._unresolved: list[tuple[int, str]] = []
+        self._begun = False
 
     def nodes(self) -> Iterator[DrawnNode]:
         """Read the file; `edges` and `parents` are complete afterwards.
@@ -118,9 +125,8 @@ class Document:
             FileError: If the file cannot be read.
             FormatError: If it is not GraphML that `export_graphml` wrote.
         """
-        target = self._target
         parser = etree.XMLParser(
-            target=target,
+            target=self,
             encoding="utf-8",
             resolve_entities=False,
             no_network=True,
@@ -133,53 +139,27 @@ class Document:
             with self.path.open("rb") as file:
                 while chunk := file.read(_CHUNK):
                     parser.feed(chunk)
-                    yield from target.take_nodes()
+                    yield from self._take_finished()
                     self._on_progress(_SHARE * file.tell() / size)
             parser.close()
-            if not target.begun:
-                raise FormatError("it is empty")
-            yield from target.take_nodes()
-            target.resolve_edges()
         except etree.XMLSyntaxError as error:
-            problem = "is not XML" if not target.begun else "is cut short or damaged"
+            problem = "is cut short or damaged" if self._begun else "is not XML"
             where = f"line {error.lineno}" if error.lineno else "at its end"
-            raise FormatError(f"{self.path} {problem} ({where})", hint=WRITE_AGAIN) from error
+            raise FormatError(f"{self.path} {problem} ({where})") from error
+        except FileError:
+            raise
         except IsADirectoryError as error:
-            raise FileError(
-                f"{self.path} is a folder", hint="name the .graphml file in it"
-            ) from error
+            hint = "name the .graphml file in it"
+            raise FileError(f"{self.path} is a folder", hint=hint) from error
         except OSError as error:
-            if isinstance(error, FileError):
-                raise
-            raise FileError(
-                f"cannot read {self.path}: {error.strerror}", hint="check the path"
-            ) from error
+            message = f"cannot read {self.path}: {error.strerror}"
+            raise FileError(message, hint="check the path") from error
+        if not self._begun:
+            raise FormatError("it is empty")
+        yield from self._take_finished()
+        self._resolve_edges()
 
-
-class _Target:
-    """Receives the events of lxml's parser."""
-
-    def __init__(
-        self, spool: BinaryIO, spool_path: Path, edges: Edges, parents: array[int]
-    ) -> None:
-        self.begun = False
-        self._spool, self._spool_path = spool, spool_path
-        self._names: dict[str, tuple[str, str]] = {}
-        self._open: list[str] = []  # the domains of the open graphs, nodes and edges
-        self._open_nodes: list[DrawnNode] = []
-        self._finished: list[DrawnNode] = []
-        self._edges, self._parents = edges, parents
-        self._ends = ("", "")
-        self._edge_texts: dict[str, str] = {}
-        self._key = ""
-        self._text: list[str] = []
-        self._in_label = False
-        self._decoder: _Base64Decoder | None = None
-        self._numbers: dict[str, int] = {}
-        self._unresolved: list[tuple[array[int], int, str]] = []
-
-    def take_nodes(self) -> list[DrawnNode]:
-        """Return the nodes that were finished since the last call."""
+    def _take_finished(self) -> list[DrawnNode]:
         finished, self._finished = self._finished, []
         return finished
 
@@ -189,75 +169,64 @@ class _Target:
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         """Begin an element."""
-        if not self.begun:
+        if not self._begun:
             if tag != f"{{{GRAPHML}}}graphml":
                 raise FormatError(
                     "it is another kind of XML",
                     hint="name a .graphml file that export-graphml wrote",
                 )
-            self.begun = True
+            self._begun = True
         if tag not in _READ_TAGS:  # most of a file is graphics
             return
-        if tag in _DOMAINS:
-            self._open.append(_DOMAINS[tag])
-        if tag == _DATA:
-            self._begin_data(attributes.get("key", ""))
-        elif tag == _NODE:
+        if tag == _NODE:
             self._begin_node(attributes.get("id", ""))
-        elif tag == _EDGE:
-            self._edge_texts = {}
-            self._ends = attributes.get("source", ""), attributes.get("target", "")
+        elif tag in _DOMAINS:
+            self._open.append((_DOMAINS[tag], {}))
+            if tag == _EDGE:
+                self._ends = attributes.get("source", ""), attributes.get("target", "")
         elif tag == _KEY:
             domain, name = attributes.get("for", ""), attributes.get("attr.name", "")
-            if name in _KEYS.get(domain, ()):
-                self._names[attributes.get("id", "")] = (domain, name)
-        elif tag == _LABEL and self._open_nodes and not self._open_nodes[-1].label:
-            self._in_label = True
+            if name in KEYS.get(domain, ()):
+                self._names[domain, attributes.get("id", "")] = name
+        elif tag == _DATA:
+            self._key = self._names.get((self._open[-1][0], attributes.get("key", "")), "")
+            self._text = []
+            self._decoder = _Base64Decoder(self._spool) if self._key == "bytes" else None
+        elif self._open[-1][0] == "node" and not self._key and _LABEL not in self._open[-1][1]:
+            self._key = _LABEL
             self._text = []
 
     def _begin_node(self, identity: str) -> None:
         number = len(self._numbers)
         if not identity or self._numbers.setdefault(identity, number) != number:
             raise FormatError(f"two nodes have the id {identity!r}")
-        self._parents.append(self._open_nodes[-1].number if self._open_nodes else -1)
-        self._open_nodes.append(DrawnNode(identity, number, {}, []))
-
-    def _begin_data(self, key: str) -> None:
-        domain, name = self._names.get(key, ("", ""))
-        if domain and self._open and self._open[-1] == domain:
-            self._key = name
-            self._text = []
-            if name == "bytes":
-                self._decoder = _Base64Decoder(self._spool)
+        self.parents.append(self._open_nodes[-1].number if self._open_nodes else -1)
+        node = DrawnNode(identity, number, {}, [])
+        self._open_nodes.append(node)
+        self._open.append(("node", node.texts))
 
     def data(self, text: str) -> None:
         """Take a part of an element's text."""
         if self._decoder is not None:
             self._decoder.feed(text)
-        elif self._key or self._in_label:
+        elif self._key:
             self._text.append(text)
 
     def end(self, tag: str) -> None:
         """Finish an element."""
-        if tag not in _READ_TAGS:
-            return
         if tag in _DOMAINS:
-            self._open.pop()
-        if tag == _DATA and self._key:
-            self._end_data()
-        elif tag == _NODE:
-            self._finished.append(self._open_nodes.pop())
-        elif tag == _EDGE:
-            self._end_edge()
-        elif tag == _LABEL and self._in_label:
-            self._open_nodes[-1].label = "".join(self._text)
-            self._in_label = False
+            _, texts = self._open.pop()
+            if tag == _NODE:
+                self._finished.append(self._open_nodes.pop())
+            elif tag == _EDGE:
+                self._end_edge(texts)
+        elif tag in (_DATA, _NODE_LABEL) and self._key:
+            self._end_text()
 
-    def _end_data(self) -> None:
+    def _end_text(self) -> None:
         name, self._key = self._key, ""
         if self._decoder is not None:
-            spans = self._decoder.finish()
-            self._open_nodes[-1].embedded = [Span(self._spool_path, *span) for span in spans]
+            self._open_nodes[-1].embedded = self._decoder.finish()
             self._decoder = None
             return
         text = "".join(self._text)
@@ -268,28 +237,23 @@ class _Target:
                 f"its format version is {text.strip()[:40]!r}, expected {FORMAT_VERSION}",
                 hint="use the version of modelexport that wrote it",
             )
-        if self._open[-1] == "node":
-            self._open_nodes[-1].texts[name] = text
-        elif self._open[-1] == "edge":
-            self._edge_texts[name] = text
+        self._open[-1][1][name] = text
 
-    def _end_edge(self) -> None:
+    def _end_edge(self, texts: dict[str, str]) -> None:
         source, target = (self._numbers.get(identity, -1) for identity in self._ends)
-        output, slot = (
-            parse_number(self._edge_texts.get(key, "")) for key in ("source_output", "target_input")
-        )
-        self._edges.append(source, output, target, slot)
-        columns = (self._edges.sources, self._edges.targets)
-        for column, identity in zip(columns, self._ends, strict=True):
-            if column[-1] < 0:  # an edge may stand before its nodes
-                self._unresolved.append((column, len(column) - 1, identity))
+        for offset, identity in zip((0, 2), self._ends, strict=True):
+            if identity not in self._numbers:  # an edge may stand before its nodes
+                self._unresolved.append((len(self.edges.numbers) + offset, identity))
+        keys = ("source_output", "target_input")
+        output, slot = (parse_number(texts.get(key, "")) for key in keys)
+        self.edges.append(source, output, target, slot)
 
-    def resolve_edges(self) -> None:
+    def _resolve_edges(self) -> None:
         """Fill in the numbers of nodes that stand behind their edges."""
-        for column, row, identity in self._unresolved:
+        for position, identity in self._unresolved:
             if identity not in self._numbers:
                 raise FormatError(f"an edge ends at {identity!r}, which is not a node")
-            column[row] = self._numbers[identity]
+            self.edges.numbers[position] = self._numbers[identity]
 
     def close(self) -> None:
         """End the document; the parser calls it after an error, too."""
@@ -308,7 +272,7 @@ class _Base64Decoder:
         self._file = file
         self._begin = file.tell()
         self._left = ""
-        self._spans: list[tuple[int, int]] = []
+        self._spans: list[Span] = []
 
     def feed(self, text: str) -> None:
         """Decode a part of the text."""
@@ -317,7 +281,7 @@ class _Base64Decoder:
             self._decode(self._left + part)
             self._left = ""
             end = self._file.tell()
-            self._spans.append((self._begin, end - self._begin))
+            self._spans.append(Span(Path(self._file.name), self._begin, end - self._begin))
             self._begin = end
         self._left += rest
         whole = len(self._left) // 4 * 4
@@ -333,12 +297,11 @@ class _Base64Decoder:
         try:
             self._file.write(values)
         except OSError as error:
-            raise FileError(
-                f"cannot write the values: {error.strerror}", hint="free some space"
-            ) from error
+            message = f"cannot write the values: {error.strerror}"
+            raise FileError(message, hint="free some space") from error
 
-    def finish(self) -> list[tuple[int, int]]:
-        """Return the offset and length of every span."""
+    def finish(self) -> list[Span]:
+        """Return all spans."""
         if self._left:
             raise FormatError("embedded values are cut short")
         self._file.flush()

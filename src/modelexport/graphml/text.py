@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -11,10 +12,11 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
-from modelexport.graph.flat import function_key, nested_graphs, subgraph_prefix
-from modelexport.graph.inference import tensor_array
-from modelexport.graphml.elements import GroupTree, value_key
-from modelexport.graphml.format import INITIALIZERS, MODULE, escape_name
+from modelexport.errors import FormatError
+from modelexport.graph.flat import function_key
+from modelexport.graph.inference import infer_types, tensor_array
+from modelexport.graphml.elements import GroupTree, scoped_graphs, value_key
+from modelexport.graphml.format import INITIALIZERS, Kind, escape_name
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import parse_model
 from modelexport.tagged.model import TaggedModel
@@ -27,55 +29,45 @@ _LARGEST_INFERRED = 2 << 20
 
 Types = dict[str, tuple[str, str]]
 """Element type and shape of values by their keys."""
-_Readable = int | float | str | list[int] | list[float | str] | list[str]
+_Readable = int | float | str
 
 
 def attributes_text(attributes: Iterable[AttributeProto]) -> str:
-    """Write attributes as a JSON object.
+    """Write the attributes of a node as JSON; nothing if there are none.
 
-    Args:
-        attributes: The attributes of a node.
-
-    Returns:
-        Numbers and texts as they are, everything else described; empty if there are none.
+    Numbers and texts are written as they are, everything else is described.
     """
-    values = {escape_name(attribute.name): _readable(attribute) for attribute in attributes}
+    values = {escape_name(each.name): _describe_attribute(each) for each in attributes}
     return escape_name(msgspec.json.encode(values).decode()) if values else ""
 
 
-def _readable(attribute: AttributeProto) -> _Readable:
-    """Return a number or text as it is, and a description of anything else."""
+def _describe_attribute(attribute: AttributeProto) -> _Readable | list[_Readable]:
     if attribute.ref_attr_name:
         return f"@{escape_name(attribute.ref_attr_name)}"
-    match attribute.type:
-        case AttributeProto.INT:
-            return attribute.i
-        case AttributeProto.FLOAT:
-            return _number(attribute.f)
-        case AttributeProto.STRING:
-            return _text(attribute.s)
-        case AttributeProto.INTS:
-            return list(attribute.ints)
-        case AttributeProto.FLOATS:
-            return list(map(_number, attribute.floats))
-        case AttributeProto.STRINGS:
-            return list(map(_text, attribute.strings))
-        case AttributeProto.TENSOR:
-            return _describe_tensor(attribute.t)
-        case AttributeProto.TENSORS:
-            return list(map(_describe_tensor, attribute.tensors))
-        case AttributeProto.SPARSE_TENSOR:
-            return _describe_sparse(attribute.sparse_tensor)
-        case AttributeProto.SPARSE_TENSORS:
-            return list(map(_describe_sparse, attribute.sparse_tensors))
-        case AttributeProto.GRAPH:
-            return f"graph {escape_name(attribute.g.name)}"
-        case AttributeProto.GRAPHS:
-            return [f"graph {escape_name(graph.name)}" for graph in attribute.graphs]
-        case AttributeProto.TYPE_PROTO:
-            return "".join(type_and_shape(attribute.tp))
-        case AttributeProto.TYPE_PROTOS:
-            return ["".join(type_and_shape(declared)) for declared in attribute.type_protos]
+    try:
+        value = onnx.helper.get_attribute_value(attribute)
+    except ValueError:  # of a type that this version of ONNX does not know
+        return "undefined"
+    return list(map(_readable, value)) if isinstance(value, list) else _readable(value)
+
+
+def _readable(value: object) -> _Readable:
+    """Return a number or text as it is, and a description of anything else."""
+    match value:
+        case int():
+            return value
+        case float():
+            return _number(value)
+        case bytes():
+            return _text(value)
+        case TensorProto():
+            return _describe_tensor(value)
+        case onnx.SparseTensorProto():
+            return f"sparse {dtype_name(value.values.data_type)}{shape_text(value.dims)}"
+        case onnx.GraphProto():
+            return f"graph {escape_name(value.name)}"
+        case onnx.TypeProto():
+            return "".join(type_and_shape(value))
     return "undefined"
 
 
@@ -103,20 +95,8 @@ def _describe_tensor(tensor: TensorProto) -> str:
     return text if values is None else f"{text} = {', '.join(map(str, values.reshape(-1)))}"
 
 
-def _describe_sparse(tensor: onnx.SparseTensorProto) -> str:
-    return f"sparse {dtype_name(tensor.values.data_type)}{shape_text(tensor.dims)}"
-
-
 def type_and_shape(declared: onnx.TypeProto) -> tuple[str, str]:
-    """Write a type.
-
-    Args:
-        declared: The type of a value.
-
-    Returns:
-        The element type of a tensor and its shape in brackets; the shape is empty where there
-        is none.
-    """
+    """Write a type: the element type, and the shape in brackets; empty where there is none."""
     kind = declared.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
         tensor = getattr(declared, kind)
@@ -167,16 +147,16 @@ class Labels:
         name = escape_name(terminal.name)
         if terminal.kind in INITIALIZERS:
             group = self._tree.groups[self._tree.parents[member]]
-            if group.kind == MODULE and group.name:
+            if group.kind == Kind.MODULE and group.name:
                 name = name.removeprefix(f"{escape_name(group.name)}.")
-        declared = "".join(self._types.get(terminal.key, ()))
-        return f"{shorten(name)}\n{shorten(declared)}".rstrip()
+        declared = shorten("".join(self._types.get(terminal.key, ())))
+        return f"{shorten(name)}\n{declared}".rstrip()
 
     def _group_label(self, number: int) -> str:
         group = self._tree.groups[number]
         if group.element >= 0:
             return self._operator_label(group.element)
-        if group.kind != MODULE:
+        if group.kind != Kind.MODULE:
             return shorten(escape_name(group.name))
         record = self._modules.get(group.name)
         class_name = "" if record is None else record.class_.rpartition(".")[2]
@@ -193,42 +173,30 @@ def shorten(text: str) -> str:
 
 
 def find_types(model: TaggedModel, data: wire.Buffer, initializers: Sequence[wire.Field]) -> Types:
-    """Find the type and shape of every value.
+    """Find the types of values that the file declares, and those that ONNX infers.
 
     Args:
         model: The model, without the values of its initializers.
         data: The model file.
         initializers: The fields of the initializers of its main graph.
-
-    Returns:
-        The types that the file declares, and those that ONNX infers, by the keys of the values.
     """
+    written = functools.cache(lambda stored: type_and_shape(onnx.TypeProto.FromString(stored)))
     inferred = _infer_types(model, data, initializers)
     types: Types = {value.name: type_and_shape(value.type) for value in inferred}
-    known: dict[bytes, tuple[str, str]] = {}  # most values are of few types
-
-    def add(graph: onnx.GraphProto, prefix: str) -> None:
-        for values in (graph.value_info, graph.input, graph.output):
-            for value in values:
-                stored = value.type.SerializeToString()
-                if stored not in known:
-                    known[stored] = type_and_shape(value.type)
-                types[value_key(prefix, value.name)] = known[stored]
+    for _, prefix, graph, _ in scoped_graphs(model.graph, model.proto):
+        for value in (*graph.value_info, *graph.input, *graph.output):
+            # Most values are of few types.
+            types[value_key(prefix, value.name)] = written(value.type.SerializeToString())
         for tensor in graph.initializer:
             declared = dtype_name(tensor.data_type), shape_text(tensor.dims)
             types[value_key(prefix, tensor.name)] = declared
         for sparse in graph.sparse_initializer:
             declared = f"sparse {dtype_name(sparse.values.data_type)}", shape_text(sparse.dims)
             types[value_key(prefix, sparse.values.name)] = declared
-
-    add(model.proto.graph, "")
     for function in model.proto.functions:
         prefix = f"{function_key(function.domain, function.name, function.overload)}/"
         for value in function.value_info:
             types[value_key(prefix, value.name)] = type_and_shape(value.type)
-    for index in model.graph.bodies:
-        for label, nested in nested_graphs(model.graph.protos[index].attribute):
-            add(nested, subgraph_prefix(model.graph.nodes[index].key, label))
     return types
 
 
@@ -241,10 +209,9 @@ def _infer_types(
     if declared.issuperset(name for node in main for name in node.outputs):
         return ()
     nodes = (field for graph in wire.graphs(data) for field in wire.nodes(data, graph))
-    if sum(field.end - field.body for field in nodes) > _LARGEST_INFERRED:
+    if sum(field.end - field.payload for field in nodes) > _LARGEST_INFERRED:
         return ()
-    whole = parse_model(data, model.path, initializers)
     try:
-        return list(onnx.shape_inference.infer_shapes(whole, data_prop=True).graph.value_info)
-    except Exception:  # inference raises several unrelated kinds; types are a courtesy here
+        return list(infer_types(parse_model(data, model.path, initializers)).graph.value_info)
+    except FormatError:  # the drawing is complete without them
         return ()

@@ -1,23 +1,28 @@
-"""Find modules by what people type: a tag, a module path, an alias or a glob."""
+"""Find modules by what people type (a tag, a module path, an alias or a glob), and their calls."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type, plural
-from modelexport.modules.record import AUXILIARY, ModuleRecord, NodeTag
-from modelexport.modules.tree import is_within, resolve_alias
+from modelexport.modules.record import AUXILIARY, ModuleRecord, ModuleStatus, NodeTag
+from modelexport.modules.tree import Ancestry, is_within, join_path, resolve_alias
 
 AUXILIARY_WORD = "auxiliary"
 """Selects the auxiliary nodes, instead of a module."""
 
 _GLOB = re.compile(r"[*?\[]")
 _MAX_SUGGESTIONS = 5
+_WITHOUT_NODES: dict[str, str] = {
+    ModuleStatus.ABSORBED: "the exporter folded or fused all of it away (absorbed)",
+    ModuleStatus.UNUSED: "it did not run in the export (unused)",
+}
 
 
 class ModuleRef(msgspec.Struct, frozen=True):
@@ -40,15 +45,7 @@ class Resolution(msgspec.Struct, frozen=True):
     glob: re.Pattern[str] | None = None
 
     def covers(self, path: str, tag: str | None) -> bool:
-        """Whether a module is meant.
-
-        Args:
-            path: The path of the module.
-            tag: Its tag, or that of the nearest shown module above it.
-
-        Returns:
-            Whether the text names the module or one above it, or the glob matches path or tag.
-        """
+        """Whether a module is meant; `tag` is its own, or that of the nearest shown one above."""
         if self.glob is not None:
             return bool(self.glob.match(path) or (tag is not None and self.glob.match(tag)))
         if self.tag is not None:
@@ -62,20 +59,20 @@ class ModuleNames:
     """The names that the modules of a file can be given by.
 
     Args:
-        tags: The tag of each module by its path; None for a hidden one.
-        aliases: The path of a module by each of its aliases.
+        records: The module records by path.
+        tags: The tag of each module by its path, None for a hidden one; from the records if None.
         node_tags: Further tags, those of nodes in a file whose module records are lost.
     """
 
     def __init__(
         self,
-        tags: Mapping[str, str | None],
-        aliases: Mapping[str, str],
+        records: Mapping[str, ModuleRecord],
+        tags: dict[str, str | None] | None = None,
         node_tags: Iterable[str] = (),
     ) -> None:
-        self.tags = tags
-        self._aliases = aliases
-        self._path_of = {tag: path for path, tag in tags.items() if tag is not None}
+        self.tags = {path: r.tag for path, r in records.items()} if tags is None else tags
+        self._aliases = {alias: path for path, r in records.items() for alias in r.aliases}
+        self._path_of = {tag: path for path, tag in self.tags.items() if tag is not None}
         self._all_tags = sorted({*self._path_of, *node_tags})
 
     def resolve(self, text: str) -> Resolution:
@@ -84,9 +81,6 @@ class ModuleNames:
         Args:
             text: A module path, a tag, an alias, a glob on paths and tags, or the beginning of a
                 tag; the first of them that fits.
-
-        Returns:
-            What it stands for.
 
         Raises:
             ArgumentTypeError: It is not a text.
@@ -108,59 +102,30 @@ class ModuleNames:
         return Resolution(prefix=text if text.startswith("/") else None)
 
     def find(self, text: str) -> ModuleRef:
-        """Find the one module that a text stands for.
-
-        Args:
-            text: What `resolve` takes, if it names one module.
-
-        Returns:
-            The module.
+        """Find the one module that a text stands for; `resolve` says what it may be.
 
         Raises:
             ArgumentError: It names no module or several; the hint has the nearest names.
             ArgumentTypeError: It is not a text.
         """
         resolution = self.resolve(text)
-        path = resolution.path
+        path, verb = resolution.path, "is called"
         if resolution.glob is not None:
-            path = self._only_match(text, resolution.glob)
+            matches = [path for path, tag in self.tags.items() if resolution.covers(path, tag)]
+            if len(matches) > 1:
+                raise _ambiguous(text, matches)
+            path, verb = next(iter(matches), None), "matches"
         if path is None:
-            raise ArgumentError(f"no module is called {text!r}", hint=self._hint(text))
+            near = self.suggest(text)
+            hint = f"near it: {', '.join(near)}" if near else ""
+            hint = hint or "modelexport extract ONNX --list shows them all"
+            raise ArgumentError(f"no module {verb} {text!r}", hint=hint)
         return ModuleRef(path, self.tags.get(path))
 
-    def _only_match(self, text: str, glob: re.Pattern[str]) -> str:
-        matches = [
-            path
-            for path, tag in self.tags.items()
-            if glob.match(path) or (tag is not None and glob.match(tag))
-        ]
-        if not matches:
-            raise ArgumentError(f"no module matches {text!r}", hint=self._hint(text))
-        if len(matches) > 1:
-            named = ", ".join(path or "(root)" for path in matches[:_MAX_SUGGESTIONS])
-            rest = len(matches) - _MAX_SUGGESTIONS
-            more = f" and {rest} more" if rest > 0 else ""
-            raise ArgumentError(
-                f"{text!r} matches {plural(len(matches), 'module')}",
-                hint=f"name one of {named}{more}",
-            )
-        return matches[0]
-
-    def _hint(self, text: str) -> str:
-        near = self.suggest(text)
-        if not near:
-            return "modelexport extract ONNX --list shows them all"
-        return f"near it: {', '.join(near)}"
-
     def suggest(self, text: str) -> list[str]:
-        """List the names that are most like a text which matches nothing.
+        """List up to five names that are most like a text which matches nothing.
 
-        Args:
-            text: What the user typed.
-
-        Returns:
-            Up to five tags where the text begins like a tag, else module paths, or tags where no
-            path is near.
+        They are tags where the text begins like one, else module paths, or tags if none is near.
         """
         wanted = text.strip("/.*").lower()
         if not text.startswith("/"):
@@ -174,13 +139,18 @@ class ModuleNames:
                 return near
         return _containing(wanted, self._all_tags) or _with_similar_end(wanted, self._all_tags, "/")
 
-    def any_tags(self) -> list[str]:
-        """List some tags, for a text that no name is like.
+    def suggest_any(self, text: str) -> list[str]:
+        """List the names that are most like a text, or any tags where none is near."""
+        return self.suggest(text) or self._all_tags[:_MAX_SUGGESTIONS]
 
-        Returns:
-            Up to five tags.
-        """
-        return self._all_tags[:_MAX_SUGGESTIONS]
+
+def _ambiguous(text: str, matches: Sequence[str]) -> ArgumentError:
+    named = ", ".join(path or "(root)" for path in matches[:_MAX_SUGGESTIONS])
+    rest = len(matches) - _MAX_SUGGESTIONS
+    more = f" and {rest} more" if rest > 0 else ""
+    return ArgumentError(
+        f"{text!r} matches {plural(len(matches), 'module')}", hint=f"name one of {named}{more}"
+    )
 
 
 def _containing(wanted: str, names: Sequence[str]) -> list[str]:
@@ -212,20 +182,11 @@ class Selection:
         self, text: str | None, tags: Iterable[str], modules: Mapping[str, ModuleRecord]
     ) -> None:
         self.text = text
-        self._names = ModuleNames(
-            {path: record.tag for path, record in modules.items()}, list_aliases(modules), tags
-        )
+        self._names = ModuleNames(modules, node_tags=tags)
         self._resolution = self._names.resolve(text or "")
 
     def has_node(self, tag: NodeTag | None) -> bool:
-        """Whether a node is selected.
-
-        Args:
-            tag: The tag of the node; None for a node without a tag.
-
-        Returns:
-            Whether it is.
-        """
+        """Whether a node is selected, given its tag."""
         if self.text is None or tag is None:
             return self.text is None
         if self.text == AUXILIARY_WORD:
@@ -233,50 +194,171 @@ class Selection:
         return self._resolution.covers(tag.hierarchy_module, tag.hierarchy_path)
 
     def has_module(self, path: str, tag: str | None) -> bool:
-        """Whether a module is selected.
-
-        Args:
-            path: The path of the module.
-            tag: Its tag, or that of the nearest shown module above it.
-
-        Returns:
-            Whether it is.
-        """
+        """Whether a module is selected; `tag` is its own, or that of the nearest shown above."""
         if self.text is None or self.text == AUXILIARY_WORD:
             return self.text is None
         return self._resolution.covers(path, tag)
 
     def nearest(self) -> list[str]:
-        """List the names that are most like the text, for one that selects nothing.
-
-        Returns:
-            The names; any tags where none is near.
-        """
-        if self.text is None:
-            return []
-        return self._names.suggest(self.text) or self._names.any_tags()
-
-
-def list_aliases(modules: Mapping[str, ModuleRecord]) -> dict[str, str]:
-    """Return the path of the module that each alias stands for.
-
-    Args:
-        modules: The module records by path.
-
-    Returns:
-        The paths by alias.
-    """
-    return {alias: path for path, record in modules.items() for alias in record.aliases}
+        """List the names that are most like the text, for one that selects nothing."""
+        return [] if self.text is None else self._names.suggest_any(self.text)
 
 
 def is_tag_within(tag: str, ancestor: str) -> bool:
-    """Whether a tag is another one or lies below it.
+    """Whether a tag is another one or lies below it."""
+    return tag == ancestor or tag.startswith(f"{ancestor}/")
+
+
+class ModuleIndex(ModuleNames):
+    """The modules of a file, from its records or, where those are lost, from the nodes' tags.
 
     Args:
-        tag: The tag.
-        ancestor: The other tag.
+        records: The module records by path; empty where they are lost.
+        node_tags: The tags of the nodes, which are read only then.
 
-    Returns:
-        Whether it is or does.
+    Attributes:
+        records: The module records by path.
+        tags: The tag of each module by its path; None for a hidden one.
     """
-    return tag == ancestor or tag.startswith(f"{ancestor}/")
+
+    def __init__(
+        self, records: Mapping[str, ModuleRecord], node_tags: Iterable[NodeTag | None]
+    ) -> None:
+        self.records = records
+        self._calls = {path: record.calls for path, record in records.items()}
+        super().__init__(records, None if records else self._gather(node_tags))
+
+    def _gather(self, node_tags: Iterable[NodeTag | None]) -> dict[str, str | None]:
+        """Return the tags by path, of the modules of nodes and those above them.
+
+        A tag is that of the lowest module that contains all of its nodes' modules.
+        """
+        lineage = Ancestry({})
+        modules: dict[str, set[str]] = {}
+        for tag in filter(None, node_tags):
+            modules.setdefault(tag.hierarchy_path, set()).add(tag.hierarchy_module)
+            calls = self._calls.get(tag.hierarchy_module, 1)
+            self._calls[tag.hierarchy_module] = max(calls, 1 + (tag.hierarchy_call or 0))
+        tags: dict[str, str | None] = {}
+        for name, paths in modules.items():
+            for above in (above for path in paths for above in lineage.of(path)):
+                tags.setdefault(above, None)
+            tags[lineage.common(paths)] = name
+        return tags
+
+    def select_call(self, target: ModuleRef, call: int) -> ModuleRef:
+        """Select one call of a module, by its number from 0.
+
+        Raises:
+            ArgumentTypeError: The call is not a number.
+            ArgumentError: The module has no such call, or calls cannot be told apart.
+        """
+        if isinstance(call, bool) or not isinstance(call, int):
+            raise ArgumentTypeError(
+                f"the call is {describe_type(call)}", hint="pass a number, from 0"
+            )
+        if not self.records and any(
+            is_within(path, target.path) and path != target.path for path in self._calls
+        ):
+            raise ArgumentError(
+                "the records of the export are lost: the calls of a container cannot be told apart",
+                hint="leave the call out, or choose a module without submodules",
+            )
+        calls = self._calls.get(target.path, 0)
+        if not 0 <= call < calls:
+            ran = {0: "never ran itself", 1: "ran once"}.get(calls, f"ran {calls} times")
+            hint = "leave the call out" if calls < 2 else f"calls are numbered 0 to {calls - 1}"
+            raise ArgumentError(
+                f"{target.path or 'the root'} {ran}: there is no call {call}", hint=hint
+            )
+        return msgspec.structs.replace(target, call=call if calls > 1 else None)
+
+    def no_nodes_error(self, target: ModuleRef) -> ArgumentError:
+        """Return the error for a module without nodes: why, and which to choose instead."""
+        record = self.records.get(target.path)
+        name = target.path or "the root"
+        if record is not None and record.nodes and target.call is not None:
+            hint = "leave the call out, or choose another"
+            return ArgumentError(f"call {target.call} of {name} has no nodes", hint=hint)
+        above = target.path
+        while above and not (above in self.records and self.records[above].nodes):
+            above = above.rpartition(".")[0]
+        reason = ""
+        if record is not None:
+            reason = f": {_WITHOUT_NODES.get(record.status, 'its nodes are not in the file')}"
+        hint = f"{above or 'the root'} is the nearest module around it that has nodes"
+        return ArgumentError(f"{name} has no nodes{reason}", hint=hint)
+
+    def carried_tag(self, path: str) -> str | None:
+        """Return the tag of the nodes of a module: its own, or that of the nearest shown above."""
+        while path and self.tags.get(path) is None:
+            path = path.rpartition(".")[0]
+        return self.tags.get(path)
+
+    def results(self, target: ModuleRef) -> set[str]:
+        """Return the values in the file that a module returned, in its call or all calls."""
+        return {name for names in self.returned(target).values() for name in names if name}
+
+    def returned(self, target: ModuleRef) -> dict[int, tuple[str | None, ...]]:
+        """Return the values that a module returned, by call; None for one that was removed."""
+        record = self.records.get(target.path)
+        calls = () if record is None else record.results
+        return {
+            number: names for number, names in enumerate(calls) if target.call in (None, number)
+        }
+
+    def call_within(self, path: str, call: int | None, outer: str) -> int | None:
+        """Find the call of a module in which a call of a module below it happened.
+
+        Args:
+            path: The path of the lower module.
+            call: Its call; None where it ran once.
+            outer: The path of the module above it.
+
+        Returns:
+            The call of `outer`; None where it is unknown.
+        """
+        while path != outer:
+            record = self.records.get(path)
+            if record is not None and record.calls:
+                if call is None and record.calls > 1:
+                    return None
+                number = call or 0
+                call = record.called_in[number] if number < len(record.called_in) else None
+                if call == -1:
+                    return None
+            path = path.rpartition(".")[0]
+        return 0 if call is None and self._calls.get(path, 0) < 2 else call
+
+    def child_call(self, path: str, call: int | None, parent: str) -> tuple[str, int | None]:
+        """Find the child of a module that contains another module, and its call.
+
+        A child that never ran itself, such as a `ModuleList`, stands for its own children.
+
+        Args:
+            path: The path of the lower module.
+            call: Its call; None where it ran once.
+            parent: The path of the module.
+
+        Returns:
+            The path of the child, and its call where it ran more than once.
+        """
+        below = path[len(parent) + 1 :].split(".") if parent else path.split(".")
+        child = parent
+        for name in below:
+            child = join_path(child, name)
+            if child not in self.records or self.records[child].calls:
+                break
+        calls = self.records[child].calls if child in self.records else 0
+        return child, self.call_within(path, call, child) if calls > 1 else None
+
+    def node_filter(self, target: ModuleRef) -> functools._lru_cache_wrapper[bool]:
+        """Return a cached predicate for nodes of a module, given a node's module path and call."""
+
+        @functools.cache
+        def belongs(path: str, call: int | None) -> bool:
+            if not is_within(path, target.path):
+                return False
+            return target.call is None or self.call_within(path, call, target.path) == target.call
+
+        return belongs

@@ -65,10 +65,22 @@ class Method(enum.StrEnum):
     PARAMETER = "parameter"
     DATAFLOW = "dataflow"
     ROOT = "root"
+    VALUE = "value"
+    FUSION = "fusion"
 
 
 AUXILIARY = frozenset({Method.DATAFLOW.value, Method.ROOT.value})
 """The methods of nodes that have no evidence of their own."""
+
+
+class Attribution(msgspec.Struct, frozen=True):
+    """The answer for one node: the exact module, which of its calls, and why."""
+
+    path: str
+    call: int | None
+    method: str
+    covers: tuple[str, ...] = ()
+    """The modules whose operations the node implements, sorted, if they are several."""
 
 
 class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -90,3 +102,5 @@ class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The paths of the modules whose operations the node implements, sorted, if several."""
     doc: str | None = None
     """A doc_string that the node had before."""
+    kept: bool = False
+    """Whether the node had this very tag before it was retagged, so that `strip` leaves it."""

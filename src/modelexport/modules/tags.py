@@ -43,14 +43,7 @@ class TagPolicy(msgspec.Struct, frozen=True):
     """The greatest number of segments of a tag."""
 
     def shows(self, module: Module) -> bool:
-        """Whether a module is shown, as far as its class and path decide.
-
-        Args:
-            module: The module.
-
-        Returns:
-            Whether it is.
-        """
+        """Whether a module is shown, as far as its class and path decide."""
         if _matches(module, self.exclude):
             return False
         if _matches(module, self.include) or not module.from_torch:
@@ -74,9 +67,6 @@ def make_policy(
         exclude: Globs, in the same forms.
         max_depth: The greatest number of segments of a tag.
 
-    Returns:
-        The policy.
-
     Raises:
         ArgumentTypeError: An argument is of the wrong type.
         ArgumentError: `max_depth` is below 1.
@@ -84,9 +74,8 @@ def make_policy(
     if max_depth is not None and (isinstance(max_depth, bool) or not isinstance(max_depth, int)):
         raise ArgumentTypeError(f"max_depth must be a whole number, not {type(max_depth).__name__}")
     if max_depth is not None and max_depth < 1:
-        raise ArgumentError(
-            f"max_depth is {max_depth}", hint="1 keeps only the root, 2 its children too"
-        )
+        hint = "1 keeps only the root, 2 its children too"
+        raise ArgumentError(f"max_depth is {max_depth}", hint=hint)
     torch_nn: tuple[str, ...] | str
     if torch_nn_exceptions is None:
         torch_nn = DEFAULT_TORCH_NN
@@ -118,11 +107,8 @@ def unmatched_names(policy: TagPolicy, classes: Mapping[str, str]) -> dict[str, 
     Returns:
         The names and globs by option: `torch_nn`, `include` and `exclude`.
     """
-    own = (
-        policy.torch_nn
-        if policy.torch_nn is not DEFAULT_TORCH_NN and not isinstance(policy.torch_nn, str)
-        else ()
-    )
+    names = policy.torch_nn
+    own = () if isinstance(names, str) or names is DEFAULT_TORCH_NN else names
     known = {name.rpartition(".")[2] for name in classes.values()}
     idle = {"torch_nn": [name for name in own if name not in known]}
     for option, globs in (("include", policy.include), ("exclude", policy.exclude)):
@@ -155,31 +141,21 @@ def assign_tags(tree: ModuleTree, policy: TagPolicy) -> dict[str, str | None]:
     shown_parent, shown = _find_shown(tree, policy)
     siblings: dict[tuple[str, str], list[str]] = defaultdict(list)
     for path in shown:
-        if path:
-            siblings[shown_parent[path], tree[path].class_name].append(path)
+        siblings[shown_parent[path], tree[path].class_name].append(path)
     tags: dict[str, str | None] = dict.fromkeys(tree, None)
     tags[""] = f"/{_encode(tree[''].class_name, _BREAKS_A_CLASS)}"
     suffixes: dict[str, str] = {}
     for (parent, _), group in siblings.items():
         suffixes.update(_suffixes(parent, group))
     for path in shown:
-        if path:
-            segment = _encode(tree[path].class_name, _BREAKS_A_CLASS)
-            suffix = suffixes[path]
-            tags[path] = f"{tags[shown_parent[path]]}/{segment}{'.' if suffix else ''}{suffix}"
+        segment = _encode(tree[path].class_name, _BREAKS_A_CLASS)
+        suffix = suffixes[path]
+        tags[path] = f"{tags[shown_parent[path]]}/{segment}{'.' if suffix else ''}{suffix}"
     return tags
 
 
 def nearest_tags(tree: ModuleTree, tags: dict[str, str | None]) -> dict[str, str]:
-    """Find the tag that the nodes of each module carry.
-
-    Args:
-        tree: The modules.
-        tags: The tag of every module; None for a hidden one.
-
-    Returns:
-        The tag of each module, or that of its nearest shown ancestor, by its path.
-    """
+    """Return, by path, the tag that a module's nodes have: its own or its nearest ancestor's."""
     carried: dict[str, str] = {}
     for path in tree:
         own = tags[path]
@@ -188,13 +164,11 @@ def nearest_tags(tree: ModuleTree, tags: dict[str, str | None]) -> dict[str, str
 
 
 def _find_shown(tree: ModuleTree, policy: TagPolicy) -> tuple[dict[str, str], list[str]]:
-    """Return the nearest shown ancestor of each module, and the shown modules in tree order."""
+    """Return the nearest shown ancestor of each module, and those shown below the root in order."""
     nearest: dict[str, str] = {}
     depth: dict[str, int] = {"": 1}
-    shown = [""]
-    for path in tree:
-        if not path:
-            continue
+    shown = []
+    for path in filter(None, tree):
         parent = tree.parent(path) or ""
         nearest[path] = parent if parent in depth else nearest[parent]
         fits = policy.max_depth is None or depth[nearest[path]] < policy.max_depth
@@ -212,7 +186,7 @@ def _suffixes(parent: str, group: list[str]) -> dict[str, str]:
     suffixes: dict[str, str] = {}
     pending = group
     length = 1
-    # A tail must be unique in the whole group, also among those whose suffix is found already.
+    # A tail must be unique in the whole group, also among those whose suffix is known already.
     while pending:
         tails: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for path in group:

@@ -53,9 +53,7 @@ class ModuleTree:
     ) -> None:
         self.modules = dict(modules)
         self.tensor_shapes = dict(tensor_shapes)
-        self._parent = {
-            path: parent for parent in self.modules for path in self._child_paths(parent)
-        }
+        self._ancestry = Ancestry(self.modules)
         self._alias = {
             alias: path for path, module in self.modules.items() for alias in module.aliases
         }
@@ -74,43 +72,22 @@ class ModuleTree:
     def __getitem__(self, path: str) -> Module:
         return self.modules[path]
 
-    def _child_paths(self, path: str) -> Iterator[str]:
-        return (
-            join_path(path, name)
-            for name in self.modules[path].children
-            if join_path(path, name) in self.modules
-        )
-
     def parent(self, path: str) -> str | None:
-        """Return the parent of a module.
-
-        Args:
-            path: The path of the module.
-
-        Returns:
-            The path of its parent; None for the root.
-        """
-        return self._parent.get(path)
+        """Return the path of the parent of a module; None for the root."""
+        return self._ancestry.parents.get(path)
 
     def canonical(self, path: str) -> str | None:
-        """Return the path of the module that has a name.
-
-        Args:
-            path: A path or an alias.
-
-        Returns:
-            The path; None where no module has that name.
-        """
+        """Return the path of the module that has this path or alias; None where none has."""
         return resolve_alias(path, self.modules, self._alias)
 
     def owner(self, tensor_name: str) -> str | None:
-        """Find the module of a parameter or buffer.
+        """Return the path of the module that a parameter or buffer is an attribute of.
 
         Args:
             tensor_name: Its dotted name, which may go through an alias of the module.
 
         Returns:
-            The path of the module that it is an attribute of; None if there is none.
+            The path; None if there is no such module.
         """
         owner = self._owner.get(tensor_name)
         if owner is not None:
@@ -119,45 +96,18 @@ class ModuleTree:
         return None if module in self.modules else self.canonical(module)
 
     def lineage(self, path: str) -> list[str]:
-        """List a module and its ancestors.
-
-        Args:
-            path: The path of the module.
-
-        Returns:
-            Their paths, from the module up to the root.
-        """
-        line = [path]
-        while (parent := self._parent.get(line[-1])) is not None:
-            line.append(parent)
-        return line
+        """List the paths of a module and its ancestors, from the module up to the root."""
+        return list(reversed(self._ancestry.of(path)))
 
     def common_ancestor(self, first: str, second: str) -> str:
-        """Find the lowest module that contains two modules.
-
-        Args:
-            first: The path of one.
-            second: The path of the other.
-
-        Returns:
-            The path of their common ancestor.
-        """
-        if first == second:
-            return first
-        above = set(self.lineage(first))
-        return next(path for path in self.lineage(second) if path in above)
+        """Return the path of the lowest module that contains two modules."""
+        return first if first == second else self._ancestry.common((first, second))
 
     def subtree_parameters(self) -> dict[str, tuple[str, ...]]:
-        """List the parameters of each module and of those below it.
-
-        Returns:
-            By module path the names, sorted, as `named_parameters()` of the module has them.
-        """
-        names: dict[str, list[str]] = {
-            path: list(m.direct_parameters) for path, m in self.modules.items()
-        }
+        """List, by module path, the sorted names that `named_parameters()` of a module has."""
+        names = {path: list(module.direct_parameters) for path, module in self.modules.items()}
         for path in reversed(self.modules):
-            parent = self._parent.get(path)
+            parent = self.parent(path)
             if parent is not None:
                 local = path[len(parent) + 1 :] if parent else path
                 names[parent].extend(f"{local}.{name}" for name in names[path])
@@ -172,9 +122,6 @@ def parameter_counts(
     Args:
         children: The children of each module, parents first, one object under one path.
         held: The sizes of each module's own parameters, by the identity of the object.
-
-    Returns:
-        The counts by module path.
     """
     uses = Counter(["", *(child for paths in children.values() for child in paths)])
     slots = [identity for sizes in held.values() for identity in sizes]
@@ -211,9 +158,6 @@ def resolve_alias(name: str, paths: Container[str], aliases: Mapping[str, str]) 
         name: A path or an alias.
         paths: The paths of all modules.
         aliases: The paths of modules by alias.
-
-    Returns:
-        The path; None where no module has that name.
     """
     if name in paths:
         return name
@@ -229,28 +173,12 @@ def resolve_alias(name: str, paths: Container[str], aliases: Mapping[str, str]) 
 
 
 def join_path(path: str, name: str) -> str:
-    """Return the path of a child.
-
-    Args:
-        path: The path of the parent.
-        name: The name of the child, or of a parameter.
-
-    Returns:
-        The dotted path.
-    """
+    """Return the dotted path of a child or a parameter of a module."""
     return f"{path}.{name}" if path else name
 
 
 def is_within(path: str, ancestor: str) -> bool:
-    """Whether a module is another one or lies below it.
-
-    Args:
-        path: The path of the module.
-        ancestor: The path of the other.
-
-    Returns:
-        Whether it is or does.
-    """
+    """Whether a module is another one or lies below it."""
     return not ancestor or path == ancestor or path.startswith(f"{ancestor}.")
 
 
@@ -276,9 +204,6 @@ def find_aliases(links: Mapping[str, Sequence[Link]], order: Iterable[str]) -> d
     Args:
         links: The links to each module, by its path.
         order: The paths of all modules, the root first, parents before their children.
-
-    Returns:
-        The aliases by path.
     """
     names: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
@@ -303,11 +228,14 @@ class Ancestry:
     """The ancestors of modules; a path without a record is below the nearest one that has a record.
 
     Args:
-        modules: The module records by path.
+        modules: The modules or their records by path.
+
+    Attributes:
+        parents: The path of the parent of each child.
     """
 
-    def __init__(self, modules: Mapping[str, ModuleRecord]) -> None:
-        self._parent = {
+    def __init__(self, modules: Mapping[str, ModuleRecord] | Mapping[str, Module]) -> None:
+        self.parents = {
             join_path(path, child): path
             for path, record in modules.items()
             for child in record.children
@@ -315,35 +243,20 @@ class Ancestry:
         self._known: dict[str, tuple[str, ...]] = {"": ("",)}
 
     def of(self, path: str) -> tuple[str, ...]:
-        """List a module and its ancestors.
-
-        Args:
-            path: The path of the module.
-
-        Returns:
-            Their paths, from the root down to the module.
-        """
+        """List the paths of a module and its ancestors, from the root down to the module."""
         pending = []
         while path not in self._known:
             pending.append(path)
-            path = self._parent.get(path, path.rpartition(".")[0])
+            path = self.parents.get(path, path.rpartition(".")[0])
         line = self._known[path]
         for path in reversed(pending):
             line = self._known[path] = (*line, path)
         return line
 
     def common(self, paths: Iterable[str]) -> str:
-        """Find the lowest module that contains all of some modules.
-
-        Args:
-            paths: The paths of the modules.
-
-        Returns:
-            The path of their common ancestor.
-        """
-        lines = [self.of(path) for path in dict.fromkeys(paths)]
+        """Return the path of the lowest module that contains all of some modules."""
         shared = ""
-        for level in zip(*lines, strict=False):
+        for level in zip(*map(self.of, dict.fromkeys(paths)), strict=False):
             if any(path != level[0] for path in level):
                 break
             shared = level[0]
@@ -351,15 +264,7 @@ class Ancestry:
 
 
 def subtree_totals(own: Mapping[str, int], lineage: Ancestry) -> Counter[str]:
-    """Sum counts over each module and everything below it.
-
-    Args:
-        own: The count of each module by its path.
-        lineage: The ancestors of modules.
-
-    Returns:
-        The sums by module path.
-    """
+    """Sum counts, given by module path, over each module and everything below it."""
     totals: Counter[str] = Counter()
     for path, count in own.items():
         for above in lineage.of(path):

@@ -3,7 +3,7 @@
 A `Transaction` writes its files into a hidden work folder and moves them to the target folder on
 commit. The list of moves (`moves.json`) is what commits: a run killed before it exists changes
 nothing, one killed later is completed by the next run in the folder. A run locks its work folder,
-which tells the next run whether the folder is a dead run's.
+so that the next run can see whether it belongs to a dead one.
 """
 
 from __future__ import annotations
@@ -52,46 +52,26 @@ class Transaction:
         self._names: list[str] = []
         self._removed: list[str] = []
         self._locks: list[int] = []
+        self._parent_locks: list[int] = []
         self.work = self._near if temp_dir is None else temp_dir.absolute() / name
 
-    def open(self) -> None:
-        """Create the work folder, and settle those that killed runs left beside it."""
-        self._create(self.work)
-
-    def _create(self, work: Path) -> None:
+    def create(self, work: Path) -> None:
         """Create a work folder and lock it before another run can take it for a dead run's."""
-        with _locked(work.parent) as exclusive:
-            if exclusive:
-                _settle_dead_runs(work.parent)
+        with _settled(work.parent, self._parent_locks):
             work.mkdir()
-            handle = _lock(work)
-        if handle is not None:
-            self._locks.append(handle)
+            _lock(work, self._locks)
 
     def subfolder(self, name: str) -> Path:
-        """Create a folder in the work folder.
-
-        Args:
-            name: The name of the folder.
-        """
+        """Create a folder in the work folder."""
         folder = self.work / name
         folder.mkdir()
         return folder
 
     def write(self, name: str, chunks: Iterable[Buffer]) -> Path:
-        """Write a new file into the work folder.
-
-        Args:
-            name: The name of the file in the work folder.
-            chunks: Its bytes, in order.
-
-        Returns:
-            The path of the file.
-        """
+        """Write chunks to a new file in the work folder, and return its path."""
         path = self.work / name
         with path.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
+            file.writelines(chunks)
         return path
 
     def publish(self, path: Path, name: str) -> None:
@@ -113,11 +93,7 @@ class Transaction:
         self._names.append(name)
 
     def remove(self, name: str) -> None:
-        """Register a file of the target folder to be deleted on commit, if it exists.
-
-        Args:
-            name: Its name in the target folder.
-        """
+        """Register a file of the target folder to be deleted on commit, if it exists."""
         self._removed.append(name)
 
     def commit(self) -> None:
@@ -128,12 +104,10 @@ class Transaction:
             OSError: A file cannot be moved; those already moved are put back.
         """
         if self._near != self.work:
-            self._create(self._near)
+            self.create(self._near)
         for number, path in enumerate(self._sources):
             shutil.move(path, self._near / str(number))
-        with _locked(self._folder) as exclusive:
-            if exclusive:
-                _settle_dead_runs(self._folder)
+        with _settled(self._folder, self._parent_locks):
             for path in (self._folder / name for name in self._names):
                 if path.is_dir():
                     raise FileError(f"{path} is a folder", hint="choose another output name")
@@ -168,7 +142,7 @@ class Transaction:
         return sorted((f for f in above if not f.exists()), key=lambda f: -len(f.parts))
 
     def _undo(self, replaced: set[str]) -> None:
-        """Take back the moves made so far."""
+        """Undo the moves that were completed."""
         for number, name in enumerate(self._names):
             if (self._near / str(number)).exists():
                 continue
@@ -180,21 +154,19 @@ class Transaction:
 
     def clear(self) -> None:
         """Complete a commit that was interrupted, and remove the work folder."""
+        # Ctrl-C may have come while the lock was held; taking it again would wait for ourselves.
+        _release(self._parent_locks)
         if self._near.exists():
-            with _locked(self._folder):
+            with _locked(self._folder, self._parent_locks):
                 _settle(self._near)
         shutil.rmtree(self.work, ignore_errors=True)
-        while self._locks:
-            os.close(self._locks.pop())
+        _release(self._locks)
 
 
 def write_moves(work: Path, names: list[str], removed: list[str]) -> None:
     """Commit: record that the files 0, 1, … of a work folder belong beside it, under these names.
 
-    Args:
-        work: The work folder.
-        names: The names in the target folder, by the number of the file.
-        removed: The files of the target folder to delete.
+    The files `removed` of the target folder are to be deleted.
     """
     draft = work / f"{_MOVES}.draft"
     moves = {"folder": _identity(work), "names": names, "removed": removed}
@@ -226,80 +198,79 @@ def _is_regular(path: Path) -> bool:
 
 
 def settle_dead_runs(folder: Path) -> None:
-    """Settle the work folders that killed runs left in a folder.
+    """Settle the work folders that killed runs left in a folder, as every transaction does."""
+    with _settled(folder, []):
+        pass
 
-    Args:
-        folder: The folder; every transaction in it does the same.
-    """
-    with _locked(folder) as exclusive:
+
+@contextmanager
+def _settled(folder: Path, locks: list[int]) -> Iterator[None]:
+    """Lock a folder, and settle the work folders that killed runs left in it."""
+    with _locked(folder, locks) as exclusive:
         if exclusive:
-            _settle_dead_runs(folder)
-
-
-def _settle_dead_runs(folder: Path) -> None:
-    """Settle the work folders that killed runs left in a folder, which is locked."""
-    if fcntl is None:
-        return
-    with suppress(OSError):
-        for work in folder.iterdir():
-            if not _WORK_NAME.fullmatch(work.name):
-                continue
-            if work.lstat().st_uid == os.geteuid() and (handle := _lock(work)) is not None:
-                _settle(work)
-                os.close(handle)
+            with suppress(OSError):
+                for work in folder.iterdir():
+                    if _WORK_NAME.fullmatch(work.name) and work.lstat().st_uid == os.geteuid():
+                        held: list[int] = []
+                        if _lock(work, held):
+                            _settle(work)
+                        _release(held)
+        yield
 
 
 def _settle(work: Path) -> None:
     """Make the moves that were committed, and remove the work folder; its parent is locked."""
+    path = work / _MOVES
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        moves = json.loads(_read_moves(work / _MOVES))
-        names, removed = list(moves["names"]), list(moves["removed"])
-        if moves["folder"] == _identity(work) and all(
-            _stays_in(work.parent, name) for name in (*names, *removed)
-        ):
-            _make_moves(work, names, removed)
+        # A link, a pipe or a large file is not a list of moves: it is not opened.
+        if _is_regular(path) and path.lstat().st_size <= _MAX_MOVES_BYTES:
+            moves = json.loads(path.read_bytes())
+            names, removed = list(moves["names"]), list(moves["removed"])
+            inside = all(_stays_in(work.parent, name) for name in (*names, *removed))
+            if inside and moves["folder"] == _identity(work):
+                _make_moves(work, names, removed)
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _read_moves(path: Path) -> bytes:
-    """Read a regular file of moderate size; a link or a pipe is not opened."""
-    if not _is_regular(path) or path.lstat().st_size > _MAX_MOVES_BYTES:
-        raise ValueError
-    return path.read_bytes()
+def is_inside(name: str) -> bool:
+    """Whether a relative path names a file in a folder or below it, links aside."""
+    path = Path(name)
+    return bool(path.parts) and not path.anchor and ".." not in path.parts and "\0" not in name
 
 
 def _stays_in(folder: Path, name: str) -> bool:
     """Whether a relative path lies in a folder or below it, and no link on the way leads out."""
-    path = Path(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts:
-        return False
-    return (folder / path).parent.resolve().is_relative_to(folder.resolve())
+    return is_inside(name) and (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
+def _locked(folder: Path, locks: list[int]) -> Iterator[bool]:
     """Lock a folder, without a lock file; yield False where its file system has no locks."""
-    handle = _lock(folder, wait=True)
     try:
-        yield handle is not None
+        yield _lock(folder, locks, wait=True)
     finally:
-        if handle is not None:
-            os.close(handle)
+        _release(locks)
 
 
-def _lock(folder: Path, wait: bool = False) -> int | None:
-    """Lock a folder until the handle is closed or the process ends; None if that is impossible."""
+def _lock(folder: Path, locks: list[int], wait: bool = False) -> bool:
+    """Lock a folder until the handle that is added to the locks is closed; False if impossible."""
     if fcntl is None:
-        return None
-    handle = None
+        return False
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        # In the list before it is locked: Ctrl-C may come as soon as flock returns.
+        locks.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
+        fcntl.flock(locks[-1], fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
-        if handle is not None:
+        return False
+    return True
+
+
+def _release(locks: list[int]) -> None:
+    """Close the handles of locks; those that Ctrl-C left closed in the list are passed over."""
+    for handle in locks:
+        with suppress(OSError):
             os.close(handle)
-        return None
-    return handle
+    locks.clear()
 
 
 def check_output_path(output_path: object, suffix: str = ".onnx") -> Path:
@@ -314,9 +285,8 @@ def check_output_path(output_path: object, suffix: str = ".onnx") -> Path:
         ArgumentError: It ends differently, is a folder, or its folder does not exist.
     """
     if not isinstance(output_path, str | os.PathLike):
-        raise ArgumentTypeError(
-            f"the output path is {describe_type(output_path)}", hint="pass a path such as m.onnx"
-        )
+        kind = describe_type(output_path)
+        raise ArgumentTypeError(f"the output path is {kind}", hint="pass a path such as m.onnx")
     target = Path(output_path)
     if suffix and target.suffix != suffix:
         hint = f"name it, for example, model{suffix}"
@@ -360,7 +330,7 @@ def transaction(target_folder: Path, temp_dir: Path | None = None) -> Iterator[T
     stage = Transaction(target_folder, temp_dir)
     try:
         try:
-            stage.open()
+            stage.create(stage.work)
         except OSError as error:
             message = f"cannot write to {temp_dir or target_folder}: {error.strerror}"
             raise FileError(message, hint=hint) from error
@@ -381,10 +351,6 @@ def transaction(target_folder: Path, temp_dir: Path | None = None) -> Iterator[T
 
 def write_file(target: Path, data: Buffer) -> None:
     """Write a file as a whole or not at all; a pipe or a device is written to directly.
-
-    Args:
-        target: The file.
-        data: Its bytes.
 
     Raises:
         FileError: It cannot be written.

@@ -1,12 +1,13 @@
-"""Digests of nodes, tensors and graphs.
+"""Digests of nodes, tensors and graphs, and the sizes of initializers.
 
-Those of `node_digests`, `topology_digest`, `text_digest` and `record_digest` are written into
-files: they must stay the same from version to version.
+The results of `node_digests`, `topology_digest`, `text_digest` and `record_digest` are written
+into files: they must stay the same from version to version.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,37 +15,24 @@ import msgspec
 import onnx
 from onnx import AttributeProto, TensorProto
 
-from modelexport.graph.flat import Graph
+from modelexport.graph.flat import Graph, Initializer
 from modelexport.graph.inference import tensor_array
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.initializer_data import PACKED, DataFiles
-from modelexport.onnx_file.model_file import external_location, initializer_fields
+from modelexport.onnx_file.model_file import DataFiles, external_location, initializer_fields
 
 _SUBGRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _WITH_NAMES = (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS)
+_PACKED: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
+"""Element types of which several share a byte, with the bits of one."""
 
 
 def text_digest(text: bytes) -> str:
-    """Return a digest of a text.
-
-    Args:
-        text: The text.
-
-    Returns:
-        The digest, 32 hexadecimal digits.
-    """
+    """Return a digest of a text, 32 hexadecimal digits."""
     return hashlib.sha256(text).hexdigest()[:32]
 
 
 def record_digest(content: object) -> str:
-    """Return a digest of anything that msgspec can encode.
-
-    Args:
-        content: Records, lists, texts and numbers.
-
-    Returns:
-        The digest, 32 hexadecimal digits.
-    """
+    """Return a digest of anything that msgspec can encode, 32 hexadecimal digits."""
     return text_digest(msgspec.msgpack.encode(content))
 
 
@@ -72,7 +60,7 @@ def attribute_digests(graph: Graph, as_stored: bool = False) -> list[str | None]
             stored = b"\0".join(sorted([entry.SerializeToString() for entry in attributes]))
         digest = known.get(stored)
         if digest is None:
-            exact = as_stored and index not in graph.bodies
+            exact = as_stored and index not in graph.subgraphs
             content = stored if exact else _normalize(attributes)
             digest = known[stored] = hashlib.blake2b(content, digest_size=16).hexdigest()
         digests[index] = digest
@@ -103,14 +91,10 @@ def _attribute_content(attribute: AttributeProto) -> bytes:
     return bytes(attribute.SerializeToString(deterministic=True))
 
 
-def message_content(tensor: TensorProto | onnx.SparseTensorProto) -> bytes:
-    """Return type, shape and data of a tensor, however the data is stored.
+def message_content(tensor: Initializer) -> bytes:
+    """Return type, shape and data of a tensor, as bytes that are equal for equal tensors.
 
-    Args:
-        tensor: The tensor. Where its data is in a data file, its location stands for it.
-
-    Returns:
-        Bytes that are equal for equal tensors.
+    Where the data is in a data file, its location stands for it.
     """
     if isinstance(tensor, TensorProto):
         return _tensor_content(tensor)
@@ -125,7 +109,7 @@ def _tensor_head(tensor: TensorProto) -> bytes:
 
 def _tensor_content(tensor: TensorProto) -> bytes:
     head = _tensor_head(tensor)
-    if tensor.HasField("raw_data") and tensor.data_type not in PACKED:
+    if tensor.HasField("raw_data") and tensor.data_type not in _PACKED:
         return head + bytes(tensor.raw_data)
     if tensor.data_type == TensorProto.STRING:
         return head + b"".join(
@@ -140,9 +124,6 @@ def _tensor_content(tensor: TensorProto) -> bytes:
 def node_digests(graph: Graph) -> list[str | None]:
     """Return a digest of what each node does beyond operator, inputs and first output.
 
-    Args:
-        graph: The nodes.
-
     Returns:
         The digests of attributes, domain, further outputs and omitted ones; None for none of them.
     """
@@ -155,14 +136,9 @@ def node_digests(graph: Graph) -> list[str | None]:
 
 
 def topology_digest(graph: Graph, work: Sequence[str | None]) -> str:
-    """Return a digest of a graph, whatever the order of its nodes.
+    """Return a digest of nodes, edges, inputs, outputs and initializer names of a graph.
 
-    Args:
-        graph: The graph.
-        work: What its nodes do, as `node_digests` returns it.
-
-    Returns:
-        The digest of nodes, edges, inputs, outputs and names of initializers.
+    It does not depend on the order of the nodes; `work` is what `node_digests` returns for them.
     """
     nodes = sorted(
         [
@@ -174,15 +150,12 @@ def topology_digest(graph: Graph, work: Sequence[str | None]) -> str:
 
 
 def initializer_digests(data: wire.Buffer, proto: onnx.ModelProto, model: Path) -> dict[str, str]:
-    """Return a digest of type, shape and data of each initializer of the main graph.
+    """Return digests of type, shape and data of the initializers of the main graph, by name.
 
     Args:
         data: The bytes of the model file.
         proto: The model.
         model: The model file; its data files are read as well.
-
-    Returns:
-        The digests by name.
 
     Raises:
         FileError: A data file is missing.
@@ -196,9 +169,9 @@ def initializer_digests(data: wire.Buffer, proto: onnx.ModelProto, model: Path) 
             if external_location(tensor) is not None:
                 values = files.values(tensor)
             else:
-                values = None if tensor.data_type in PACKED else wire.raw_data(data, field)
+                values = None if tensor.data_type in _PACKED else wire.raw_data(data, field)
             if values is None:
-                whole = TensorProto.FromString(bytes(data[field.body : field.end]))
+                whole = TensorProto.FromString(bytes(data[field.payload : field.end]))
                 digest = hashlib.sha256(_tensor_content(whole))
             else:
                 # Not as one content: that would copy the data.
@@ -208,3 +181,41 @@ def initializer_digests(data: wire.Buffer, proto: onnx.ModelProto, model: Path) 
     for sparse in proto.graph.sparse_initializer:
         digests[sparse.values.name] = hashlib.sha256(message_content(sparse)).hexdigest()
     return digests
+
+
+class InitializerSize(msgspec.Struct, frozen=True, gc=False):
+    """The size of one initializer, as declared by its type and shape."""
+
+    name: str
+    elements: int
+    bytes: int
+
+
+def initializer_sizes(proto: onnx.ModelProto) -> list[InitializerSize]:
+    """Return the sizes of the initializers of the main graph; of sparse ones, what they store."""
+    sizes = [
+        InitializerSize(tensor.name, math.prod(tensor.dims), _byte_size(tensor))
+        for tensor in proto.graph.initializer
+    ]
+    for sparse in proto.graph.sparse_initializer:
+        values = sparse.values
+        stored = _byte_size(values) + _byte_size(sparse.indices)
+        sizes.append(InitializerSize(values.name, math.prod(values.dims), stored))
+    return sizes
+
+
+def _byte_size(tensor: TensorProto) -> int:
+    elements: int = math.prod(tensor.dims)
+    return (elements * _bits(tensor.data_type) + 7) // 8
+
+
+def _bits(data_type: int) -> int:
+    """Return the bits of one element; 0 where that depends on its value."""
+    if data_type in _PACKED:
+        return _PACKED[data_type]
+    if data_type == TensorProto.STRING:
+        return 0
+    try:
+        return 8 * int(onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize)
+    except (KeyError, TypeError):
+        return 0

@@ -1,4 +1,4 @@
-"""Open a model file: map it, parse it without initializer data, find its external data."""
+"""Open a model file: map it, parse it without initializer data, read its external data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import stat
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import cast
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -23,31 +24,20 @@ from modelexport.errors import (
 )
 from modelexport.graph.flat import StoredNodes
 from modelexport.onnx_file import wire
+from modelexport.onnx_file.atomic_write import is_inside
 
 StrPath = str | os.PathLike[str]
 
-_HOLDS_TENSORS_OR_GRAPHS = {
-    onnx.AttributeProto.TENSOR,
-    onnx.AttributeProto.TENSORS,
-    onnx.AttributeProto.GRAPH,
-    onnx.AttributeProto.GRAPHS,
-}
+_TENSOR_TYPES = {onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS}
+_GRAPH_TYPES = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
+_MAX_OFFSET = 1 << 62
 
 
 @contextmanager
-def map_read_errors(
-    path: Path, *, damaged: str = "it is cut short, or another kind of file"
+def _map_read_errors(
+    path: Path, damaged: str = "it is cut short, or another kind of file"
 ) -> Iterator[None]:
-    """Convert what fails while a model file is read into errors that name the file.
-
-    Args:
-        path: The file.
-        damaged: The hint where its content is not an ONNX model.
-
-    Raises:
-        FileError: The file cannot be read.
-        FormatError: It is not an ONNX model.
-    """
+    """Convert what fails while a model file is read into errors that name the file."""
     try:
         yield
     except FileError:
@@ -74,13 +64,10 @@ def parse_model(
         initializers: The fields of its initializers, where the caller has them already.
         whole: Whether initializer data is parsed as well.
 
-    Returns:
-        The model.
-
     Raises:
         FormatError: It is not an ONNX model.
     """
-    with map_read_errors(path):
+    with _map_read_errors(path):
         proto = onnx.ModelProto()
         proto.ParseFromString(bytes(data) if whole else wire.without_payload(data, initializers))
     if not proto.HasField("graph"):
@@ -89,47 +76,31 @@ def parse_model(
 
 
 def stored_nodes(data: wire.Buffer, path: Path) -> StoredNodes:
-    """Return the nodes of the main graph, parsed on access.
-
-    Args:
-        data: The bytes of the model.
-        path: The file that they are from, for messages.
-
-    Returns:
-        The nodes.
-    """
+    """Return the nodes of the main graph, parsed on access; messages name `path`."""
     starts, ends = array("q"), array("q")
     for graph in wire.graphs(data):
         for field in wire.nodes(data, graph):
-            starts.append(field.body)
+            starts.append(field.payload)
             ends.append(field.end)
 
     def parse(index: int) -> onnx.NodeProto:
-        with map_read_errors(path, damaged="a node of it is damaged"):
-            node: onnx.NodeProto = onnx.NodeProto.FromString(
-                bytes(data[starts[index] : ends[index]])
-            )
-        return node
+        with _map_read_errors(path, "a node of it is damaged"):
+            stored = bytes(data[starts[index] : ends[index]])
+            return cast(onnx.NodeProto, onnx.NodeProto.FromString(stored))
 
     return StoredNodes(len(starts), parse)
 
 
 @contextmanager
 def open_mapped(path: Path) -> Iterator[wire.Buffer]:
-    """Map a file into memory, without reading it.
-
-    Args:
-        path: The file.
-
-    Yields:
-        Its bytes.
+    """Map a file into memory, without reading it, and yield its bytes.
 
     Raises:
         FileError: It cannot be read.
         FormatError: It is empty.
     """
     check_regular_file(path)
-    with map_read_errors(path):
+    with _map_read_errors(path):
         file = path.open("rb")
     with file:
         if os.fstat(file.fileno()).st_size == 0:
@@ -146,10 +117,7 @@ def open_mapped(path: Path) -> Iterator[wire.Buffer]:
 
 
 def check_regular_file(path: Path) -> None:
-    """Refuse a pipe or a device, which may never end.
-
-    Args:
-        path: The file; that it exists is not checked.
+    """Refuse a pipe or a device, which may never end; that the file exists is not checked.
 
     Raises:
         FileError: It is neither a regular file nor a folder.
@@ -164,9 +132,6 @@ def check_regular_file(path: Path) -> None:
 
 def external_location(tensor: TensorProto) -> str | None:
     """Return the name of the data file that holds a tensor's data.
-
-    Args:
-        tensor: The tensor.
 
     Returns:
         The name, relative to the model's folder; None where the data is in the model.
@@ -184,30 +149,8 @@ def external_location(tensor: TensorProto) -> str | None:
     return None
 
 
-def is_inside(name: str) -> bool:
-    """Whether a relative path names a file in a folder or below it, links aside.
-
-    Args:
-        name: The path.
-
-    Returns:
-        False if it is absolute, climbs up, or cannot be a path.
-    """
-    path = PurePosixPath(name)
-    return (
-        bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
-    )
-
-
 def resolve_data_file(model: Path, location: str) -> Path:
-    """Return the path of a data file, which need not exist.
-
-    Args:
-        model: The model file.
-        location: The name of the data file, as the model has it.
-
-    Returns:
-        The path.
+    """Return the path of a data file, which need not exist, by its name in the model.
 
     Raises:
         FormatError: It is a link that leads elsewhere than into the model's folder, or into the
@@ -224,14 +167,7 @@ def resolve_data_file(model: Path, location: str) -> Path:
 
 
 def require_data_file(model: Path, location: str) -> Path:
-    """Return the path of a data file that has to exist.
-
-    Args:
-        model: The model file.
-        location: The name of the data file, as the model has it.
-
-    Returns:
-        The path.
+    """Return the path of a data file, which has to exist, by its name in the model.
 
     Raises:
         FileError: There is no such file.
@@ -244,15 +180,7 @@ def require_data_file(model: Path, location: str) -> Path:
 
 
 def missing_data_error(owner: Path, location: str) -> FileError:
-    """Return the error for a data file that does not exist.
-
-    Args:
-        owner: The model or GraphML file that refers to it.
-        location: Its name.
-
-    Returns:
-        The error.
-    """
+    """Return the error for a missing data file; `owner` is the file that refers to it."""
     return FileError(
         f"{location} is missing: the weights of {owner.name} are in it",
         hint=f"put it back into the folder of {owner.name}",
@@ -269,13 +197,8 @@ def _outside(location: str) -> FormatError:
 def check_no_overwrite(source: Path, proto: onnx.ModelProto, *targets: Path) -> None:
     """Refuse to overwrite a model that is read, or one of its data files, also through links.
 
-    Args:
-        source: The model file.
-        proto: The model.
-        targets: The files to write.
-
     Raises:
-        ArgumentError: One of them is a file of the model.
+        ArgumentError: One of the targets is a file of the model.
     """
     own = [source, *(source.parent / name for name in external_files(proto))]
     for target in targets:
@@ -294,46 +217,25 @@ def _is_same(first: Path, second: Path) -> bool:
 
 
 def external_files(proto: onnx.ModelProto) -> list[str]:
-    """List the data files that a model refers to.
-
-    Args:
-        proto: The model.
-
-    Returns:
-        Their names, each once.
-    """
+    """List the names of the data files that a model refers to, each once."""
     return list(dict.fromkeys(filter(None, map(external_location, external_tensors(proto)))))
 
 
 def external_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Iterate over the tensors whose data is in data files.
-
-    Args:
-        proto: The model.
-
-    Yields:
-        The initializers of all graphs, and the tensors in attributes.
-    """
+    """Iterate over the tensors whose data is in data files, also those in attributes."""
     graphs = [proto.graph]
     for graph in graphs:
         yield from (tensor for tensor in graph.initializer if tensor.data_location)
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.type in _HOLDS_TENSORS_OR_GRAPHS:
-                    graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
-                    tensors = [attribute.t] if attribute.HasField("t") else attribute.tensors
-                    yield from (tensor for tensor in tensors if tensor.data_location)
+        for attribute in (attribute for node in graph.node for attribute in node.attribute):
+            if attribute.type in _GRAPH_TYPES:
+                graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs
+            elif attribute.type in _TENSOR_TYPES:
+                tensors = [attribute.t] if attribute.HasField("t") else attribute.tensors
+                yield from (tensor for tensor in tensors if tensor.data_location)
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is an existing file.
-
-    Args:
-        path: The path.
-
-    Returns:
-        False also for a name that no file can have.
-    """
+    """Whether a path is an existing file; False also for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -341,13 +243,7 @@ def is_file(path: Path) -> bool:
 
 
 def as_path(value: object) -> Path:
-    """Check that an argument is a path.
-
-    Args:
-        value: What the caller gave as the path of a file to read.
-
-    Returns:
-        The path.
+    """Check what a caller gave as the path of a file to read, and return the path.
 
     Raises:
         ArgumentTypeError: It is not a path.
@@ -360,31 +256,100 @@ def as_path(value: object) -> Path:
 
 
 def opset_imports(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return the operator sets that a model imports.
-
-    Args:
-        proto: The model.
-
-    Returns:
-        The versions by domain, sorted.
-    """
-    return dict(
-        sorted((str(entry.domain or "ai.onnx"), entry.version) for entry in proto.opset_import)
-    )
+    """Return the versions of the operator sets that a model imports, by domain, sorted."""
+    imports = proto.opset_import
+    return dict(sorted((str(entry.domain or "ai.onnx"), entry.version) for entry in imports))
 
 
 def initializer_fields(data: wire.Buffer, path: Path) -> list[wire.Field]:
-    """List the initializers of the main graph.
-
-    Args:
-        data: The bytes of the model.
-        path: The file that they are from, for messages.
-
-    Returns:
-        Their fields, in file order.
+    """List the fields of the initializers of the main graph, in file order.
 
     Raises:
         FormatError: It is not an ONNX model.
     """
-    with map_read_errors(path):
+    with _map_read_errors(path):
         return [field for graph in wire.graphs(data) for field in wire.initializers(data, graph)]
+
+
+class DataFiles:
+    """The data files of a model, each mapped when a tensor in it is first requested.
+
+    Args:
+        model: The model file.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._open = ExitStack()
+        self._files: dict[str, wire.Buffer] = {}
+
+    def __enter__(self) -> DataFiles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.clear()
+        self._open.close()
+
+    def values(self, tensor: TensorProto) -> wire.Buffer:
+        """Return the bytes of a tensor that is in a data file.
+
+        Raises:
+            FileError: The data file is missing.
+            FormatError: The data lies beyond its end.
+        """
+        location = _require_location(tensor)
+        if location not in self._files:
+            self._files[location] = self._open.enter_context(
+                open_mapped(require_data_file(self._model, location))
+            )
+        data = self._files[location]
+        offset, length = _span(tensor, len(data), location)
+        return data[offset : offset + length]
+
+
+def _require_location(tensor: TensorProto) -> str:
+    location = external_location(tensor)
+    if location is None:
+        raise FormatError(f"the model does not say in which data file {tensor.name!r} is")
+    return location
+
+
+def external_span(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
+    """Find the data of a tensor of a model file: its data file, and offset and length in it.
+
+    Raises:
+        FileError: The data file is missing.
+        FormatError: The data lies beyond its end.
+    """
+    location = _require_location(tensor)
+    path = require_data_file(model, location)
+    return (path, *_span(tensor, path.stat().st_size, location))
+
+
+def declared_span(tensor: TensorProto, location: str) -> tuple[int, int | None]:
+    """Return offset and length of a tensor in the data file `location`, according to the model.
+
+    No length means up to the end of the file.
+
+    Raises:
+        FormatError: They are not numbers, or not in any file.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries["length"]) if "length" in entries else None
+    except ValueError as error:
+        raise FormatError(f"the offset of {tensor.name!r} in {location} is not a number") from error
+    if not 0 <= offset < _MAX_OFFSET or (length is not None and not 0 <= length < _MAX_OFFSET):
+        raise FormatError(f"the offset of {tensor.name!r} in {location} is not in any file")
+    return offset, length
+
+
+def _span(tensor: TensorProto, size: int, location: str) -> tuple[int, int]:
+    offset, declared = declared_span(tensor, location)
+    length = size - offset if declared is None else declared
+    if length < 0 or offset + length > size:
+        raise FormatError(
+            f"{tensor.name!r} lies beyond the end of {location}", hint="the data file is cut short"
+        )
+    return offset, length

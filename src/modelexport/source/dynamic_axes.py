@@ -1,8 +1,8 @@
-"""Prepare the inputs of an export, and check its dynamic axes by running the file."""
+"""Prepare the inputs of an export, find axes that can be dynamic, and check them in the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,23 +12,27 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from modelexport.capture.inputs import ModelInputs, bind_inputs, parse_inputs, run_model
-from modelexport.capture.outputs import filter_outputs
-from modelexport.capture.recorder import flatten_tensors
+from modelexport.capture.hooks import filter_outputs, flatten_tensors
+from modelexport.capture.inputs import (
+    ModelInputs,
+    bind_inputs,
+    can_run,
+    check_model_runs,
+    parse_inputs,
+    run_model,
+)
+from modelexport.capture.module_tree import named_args
 from modelexport.errors import FormatError, ModelRunError, SourceError
 from modelexport.options import SourceOptions
 from modelexport.report import ExportReport
-from modelexport.source.axis_groups import (
-    Axes,
-    AxisGroup,
-    at_other_sizes,
-    complete_groups,
-    find_groups,
-    group_axes,
-    pass_by_name,
-    ungroup_axes,
+from modelexport.source.example_inputs import (
+    ExampleInputs,
+    InputRequest,
+    make_example_inputs,
+    named_tensors,
+    replace_tensors,
+    resize_axis,
 )
-from modelexport.source.example_inputs import InputRequest, make_example_inputs, named_tensors
 from modelexport.source.load import LoadedModel, load_source
 from modelexport.verification.pytorch_run import as_array
 from modelexport.verification.records import (
@@ -41,6 +45,13 @@ from modelexport.verification.runtime import Session, import_onnxruntime
 
 _TOLERANCE = 1e-2
 
+Axes = dict[str, dict[int, str]]
+"""The labels of symbolic axes, by input name and axis."""
+AxisGroup = list[tuple[str, int]]
+"""Inputs, and an axis of each: these axes have the same size and change together."""
+GroupedInputs = tuple[ModelInputs, dict[str, AxisGroup]]
+"""Inputs of at least two along each dynamic axis, and the groups of axes by label."""
+
 
 class PreparedInputs(NamedTuple):
     """Inputs to export with, their symbolic axes if there are any, and where they come from."""
@@ -51,43 +62,17 @@ class PreparedInputs(NamedTuple):
 
 
 def open_source(
-    model: str, options: SourceOptions, trust_remote_code: bool, seed: int
+    spec: str, options: SourceOptions, trust_remote_code: bool, seed: int
 ) -> LoadedModel:
-    """Load the model that a command line names.
-
-    Args:
-        model: What the command line calls MODEL.
-        options: How to load it, as the export records it.
-        trust_remote_code: Whether to run code that comes with the model.
-        seed: Seed of random weights.
-
-    Returns:
-        The model.
-
-    Raises:
-        SourceError: If it cannot be loaded.
-    """
-    return load_source(
-        model,
-        task=options.task,
-        model_class=options.model_class,
-        revision=options.revision,
-        trust_remote_code=trust_remote_code,
-        random_weights=options.random_weights,
-        seed=seed,
-    )
+    """Load the model that a command line names, with the options that an export records."""
+    names = ("task", "model_class", "revision", "random_weights")
+    chosen = {name: getattr(options, name) for name in names}
+    return load_source(spec, trust_remote_code=trust_remote_code, seed=seed, **chosen)
 
 
 @contextmanager
 def as_input_error(user_chose_inputs: bool) -> Iterator[None]:
-    """Report a model that does not run as bad input, if the user chose what it runs on.
-
-    Args:
-        user_chose_inputs: Whether the inputs come from options, or from the factory.
-
-    Raises:
-        SourceError: In place of a ModelRunError.
-    """
+    """Raise SourceError for ModelRunError, if options or a factory chose what the model runs on."""
     try:
         yield
     except ModelRunError as error:
@@ -99,22 +84,9 @@ def as_input_error(user_chose_inputs: bool) -> Iterator[None]:
 def prepare_inputs(
     source: LoadedModel, wanted: InputRequest, dynamic: bool, axes: Axes, seed: int
 ) -> PreparedInputs:
-    """Make the inputs to export a model with.
+    """Make the inputs to export a model with, with dynamic axes if the user wants or names them.
 
-    Args:
-        source: The model.
-        wanted: What the user says about the inputs.
-        dynamic: Whether to find dynamic axes.
-        axes: Dynamic axes that the user names.
-        seed: Seed of random values.
-
-    Returns:
-        The inputs; with dynamic axes they are of at least two along each, since torch takes a size
-        of one to be fixed.
-
-    Raises:
-        SourceError: If there are no such inputs or axes.
-        ModelRunError: If the model does not run on them.
+    Along a dynamic axis they have at least two elements, since torch takes a size of one as fixed.
     """
     example = make_example_inputs(source, wanted, seed)
     if not dynamic and not axes:
@@ -125,17 +97,173 @@ def prepare_inputs(
             f"{source.name} has its shapes in it, fixed or dynamic",
             hint="choose them in torch.export.export",
         )
-    inputs = pass_by_name(model, bind_inputs(model, parse_inputs(example.inputs)))
+    inputs = _pass_by_name(model, bind_inputs(model, parse_inputs(example.inputs)))
     if axes:
-        inputs, groups = complete_groups(model, inputs, axes)
+        inputs, groups = _complete_groups(model, inputs, axes)
     else:
-        inputs, groups = find_groups(model, inputs, example)
+        inputs, groups = _find_groups(model, inputs, example)
     if not groups:
         raise SourceError(
             "no axis can be dynamic: the model runs at no other size than this",
             hint="leave --dynamic out, or set axes with --dynamic-axes",
         )
-    return PreparedInputs(inputs.kwargs, ungroup_axes(groups), example.origin)
+    return PreparedInputs(inputs.kwargs, _ungroup_axes(groups), example.origin)
+
+
+def _pass_by_name(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
+    """Pass all inputs by name: both exporters take axes by name."""
+    names = list(named_args(model))
+    if len(inputs.args) > len(names):
+        raise SourceError(
+            f"{type(model).__name__}.forward takes inputs without a name",
+            hint="dynamic axes go by the inputs' names",
+        )
+    return ModelInputs((), {**dict(zip(names, inputs.args, strict=False)), **inputs.kwargs})
+
+
+def _group_axes(axes: Axes) -> dict[str, AxisGroup]:
+    """Group axes by label."""
+    groups: dict[str, AxisGroup] = {}
+    for name, labels in axes.items():
+        for axis, label in labels.items():
+            groups.setdefault(label, []).append((name, axis))
+    return groups
+
+
+def _ungroup_axes(groups: Mapping[str, AxisGroup]) -> Axes:
+    """List the axes of labelled groups by input, the inverse of `_group_axes`."""
+    axes: Axes = {}
+    for label, group in groups.items():
+        for name, axis in group:
+            axes.setdefault(name, {})[axis] = label
+    return axes
+
+
+def _complete_groups(model: nn.Module, inputs: ModelInputs, axes: Axes) -> GroupedInputs:
+    """Check the axes that a user names, and add those that have to change with them."""
+    tensors = named_tensors(model, inputs)
+    for name, labels in axes.items():
+        if name not in tensors:
+            raise SourceError(
+                f"--dynamic-axes names {name!r}, which is no input",
+                hint=f"there is {', '.join(tensors)}",
+            )
+        for axis in labels:
+            if not 0 <= axis < tensors[name].dim():
+                raise SourceError(
+                    f"--dynamic-axes names axis {axis} of {name}, "
+                    f"which has {tensors[name].dim()} axes",
+                    hint="axes count from 0",
+                )
+    groups = _group_axes(axes)
+    for label, group in groups.items():
+        inputs, groups[label] = _complete_group(model, inputs, group)
+    return inputs, groups
+
+
+def _complete_group(
+    model: nn.Module, inputs: ModelInputs, group: AxisGroup
+) -> tuple[ModelInputs, AxisGroup]:
+    """Add the axes that have to change with a group for the model to run at another size.
+
+    Those are axes of inputs with the same shape, as a mask and its tokens have; if that does not
+    work, of inputs with the same size there.
+    """
+    tensors = named_tensors(model, inputs)
+    name, axis = group[0]
+    shape = tensors[name].shape
+    free = {other: tensor for other, tensor in tensors.items() if (other, axis) not in group}
+    same_shape = [(other, axis) for other, tensor in free.items() if tensor.shape == shape]
+    same_size = [
+        (other, axis)
+        for other, tensor in free.items()
+        if tensor.dim() > axis and tensor.shape[axis] == shape[axis]
+    ]
+    for added in (same_shape, [], same_size):
+        larger = _resize_group(model, inputs, [*group, *added], shape[axis] + 1)
+        if can_run(model, larger):
+            return inputs if shape[axis] > 1 else larger, [*group, *added]
+    return inputs, group
+
+
+def _find_groups(model: nn.Module, inputs: ModelInputs, example: ExampleInputs) -> GroupedInputs:
+    """Find axes by what changes in inputs of another size, or else by trying."""
+    if example.other_size is not None:
+        other = _pass_by_name(model, parse_inputs(example.other_size()))
+        groups = _differing_axes(named_tensors(model, inputs), named_tensors(model, other))
+        if groups and can_run(model, other):
+            return other, _label(groups)
+    check_model_runs(model, inputs)
+    groups = []
+    for candidate in _candidate_groups(named_tensors(model, inputs)):
+        if any(axis in group for group in groups for axis in candidate):
+            continue
+        name, axis = candidate[0]
+        size = named_tensors(model, inputs)[name].shape[axis]
+        for larger in _at_other_sizes(model, inputs, candidate):
+            if can_run(model, larger):
+                groups.append(candidate)
+                inputs = larger if size < 2 else inputs
+                break
+    return inputs, _label(groups)
+
+
+def _differing_axes(
+    first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]
+) -> list[AxisGroup]:
+    """Find the axes whose sizes differ; those that change in the same way are one group."""
+    groups: dict[tuple[bool, int, int], AxisGroup] = {}
+    for name, tensor in first.items():
+        other = second.get(name)
+        if other is None or other.dim() != tensor.dim():
+            continue
+        for axis, (before, after) in enumerate(zip(tensor.shape, other.shape, strict=True)):
+            if before != after:
+                groups.setdefault((axis == 0, before, after), []).append((name, axis))
+    return list(groups.values())
+
+
+def _candidate_groups(tensors: Mapping[str, torch.Tensor]) -> list[AxisGroup]:
+    """List groups to try: axes of one size at one position, then all of one size, then single."""
+    by_position: dict[tuple[int, int], AxisGroup] = {}
+    by_size: dict[int, AxisGroup] = {}
+    single: list[AxisGroup] = []
+    for name, tensor in tensors.items():
+        for axis, size in enumerate(tensor.shape):
+            by_position.setdefault((axis, size), []).append((name, axis))
+            by_size.setdefault(size, []).append((name, axis))
+            single.append([(name, axis)])
+    groups = (*by_position.values(), *by_size.values(), *single)
+    return [list(group) for group in dict.fromkeys(map(tuple, groups))]
+
+
+def _at_other_sizes(
+    model: nn.Module, inputs: ModelInputs, group: AxisGroup
+) -> Iterator[ModelInputs]:
+    """Resize a group of axes to one more, and to one less: there may be a largest size."""
+    name, axis = group[0]
+    size = named_tensors(model, inputs)[name].shape[axis]
+    return (_resize_group(model, inputs, group, size + step) for step in (1, -1) if size + step > 1)
+
+
+def _resize_group(
+    model: nn.Module, inputs: ModelInputs, group: AxisGroup, size: int
+) -> ModelInputs:
+    """Resize a group of axes."""
+    tensors = named_tensors(model, inputs)
+    for name, axis in group:
+        tensors[name] = resize_axis(tensors[name], axis, size)
+    return replace_tensors(model, inputs, tensors)
+
+
+def _label(groups: Iterable[AxisGroup]) -> dict[str, AxisGroup]:
+    """Label first axes `batch`, the first other group `sequence`, and others by input and axis."""
+    labelled: dict[str, AxisGroup] = {}
+    for group in groups:
+        name, axis = group[0]
+        usual = "batch" if all(axis == 0 for _, axis in group) else "sequence"
+        labelled[f"{name}_{axis}" if usual in labelled else usual] = group
+    return labelled
 
 
 def export_dynamic(
@@ -147,17 +275,9 @@ def export_dynamic(
 ) -> tuple[ExportReport, list[str]]:
     """Export with symbolic axes, and check them by running the file at another size.
 
-    A tracer records what happens at one size; only a run shows whether that holds at another.
-
-    Args:
-        export: Exports the model with the `dynamic_shapes` that it is given.
-        model: The model.
-        prepared: Its inputs and symbolic axes.
-        may_drop: Whether to export again without the axes that the exporter fixed after all.
-        on_step: Called with a line of progress.
-
-    Returns:
-        The report of the last export, and notes for the user.
+    A tracer records what happens at one size; only a run shows whether that holds at another. With
+    `may_drop` the model is exported again without the axes that the exporter fixed after all.
+    Returns the last report, and notes for the user.
     """
     axes = prepared.axes or {}
     report = export(dynamic_shapes=axes)
@@ -191,7 +311,7 @@ def _find_broken_axes(
     example = ModelInputs((), inputs)
     return [
         label
-        for label, group in group_axes(axes).items()
+        for label, group in _group_axes(axes).items()
         if not _works_at_other_size(model, session, example, group)
     ]
 
@@ -200,7 +320,7 @@ def _works_at_other_size(
     model: nn.Module, session: Session, inputs: ModelInputs, group: AxisGroup
 ) -> bool:
     """Compare file and model at the first other size that the model runs at."""
-    for resized in at_other_sizes(model, inputs, group):
+    for resized in _at_other_sizes(model, inputs, group):
         try:
             with filter_outputs(model):  # the file has only the outputs that can be exported
                 expected = list(flatten_tensors(run_model(model, resized)))

@@ -20,15 +20,16 @@ from modelexport.capture.inputs import (
 )
 from modelexport.capture.module_tree import forward_args, named_args
 from modelexport.errors import SourceError
-from modelexport.source.guess import guess_inputs, suggest_specs
 from modelexport.source.huggingface import find_processors, process_examples
 from modelexport.source.input_specs import (
     InputSpec,
     format_specs,
+    guess_inputs,
     input_error,
     make_tensor,
     read_specs,
     shape_text,
+    suggest_specs,
 )
 from modelexport.source.load import LoadedModel
 
@@ -56,17 +57,9 @@ class InputRequest(NamedTuple):
 def make_example_inputs(source: LoadedModel, wanted: InputRequest, seed: int) -> ExampleInputs:
     """Make the inputs to export with, from the first origin that has any.
 
-    Args:
-        source: The model.
-        wanted: What the user says about them.
-        seed: Seed of random values.
-
-    Returns:
-        The inputs.
-
     Raises:
-        SourceError: If there are no inputs, or none as the user wants them.
-        ModelRunError: If the model does not run on the inputs that the user describes.
+        SourceError: There are no inputs, or none as the user wants them.
+        ModelRunError: The model does not run on the inputs that the user describes.
     """
     model = source.model
     if isinstance(model, ExportedProgram):
@@ -282,15 +275,7 @@ def _filter_accepted(model: nn.Module, inputs: Mapping[str, Any]) -> NamedInputs
 
 
 def named_tensors(model: nn.Module, inputs: ModelInputs) -> dict[str, torch.Tensor]:
-    """Return the tensors among the inputs by the names of forward's arguments.
-
-    Args:
-        model: The model that takes the inputs.
-        inputs: The inputs.
-
-    Returns:
-        Tensors by name.
-    """
+    """Return the tensors among the inputs by the names of forward's arguments."""
     positional = dict(zip(forward_args(model), inputs.args, strict=False))
     return {
         name: value
@@ -302,16 +287,7 @@ def named_tensors(model: nn.Module, inputs: ModelInputs) -> dict[str, torch.Tens
 def replace_tensors(
     model: nn.Module, inputs: ModelInputs, changed: Mapping[str, torch.Tensor]
 ) -> ModelInputs:
-    """Replace some of the inputs.
-
-    Args:
-        model: The model that takes the inputs.
-        inputs: The inputs.
-        changed: The new values by the names of forward's arguments.
-
-    Returns:
-        New inputs.
-    """
+    """Replace inputs by the names of forward's arguments."""
     names = forward_args(model)
     args = tuple(
         changed.get(names[index], value) if index < len(names) else value
@@ -382,14 +358,5 @@ def _resize(
 
 
 def resize_axis(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-    """Repeat or cut the values of a tensor along one axis.
-
-    Args:
-        tensor: A tensor with at least one element.
-        axis: The axis.
-        size: The new size of the axis.
-
-    Returns:
-        A new tensor.
-    """
+    """Repeat or cut the values of a tensor along one axis."""
     return tensor.index_select(axis, torch.arange(size) % tensor.shape[axis]).contiguous()

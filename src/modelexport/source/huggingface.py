@@ -52,14 +52,7 @@ class Head(NamedTuple):
 
 
 def import_transformers() -> Any:
-    """Import transformers, with its progress bars and log messages turned off.
-
-    Returns:
-        The module.
-
-    Raises:
-        SourceError: If it is not installed.
-    """
+    """Import transformers, with its progress bars and log messages turned off."""
     try:
         import transformers
     except ImportError as error:
@@ -74,17 +67,9 @@ def import_transformers() -> Any:
 
 
 def load_model(hub: Hub, head: Head) -> tuple[nn.Module, tuple[str, ...]]:
-    """Load a model by task, by class, by the class that its configuration names, or as AutoModel.
+    """Load a model by task, by class, by the class of its configuration, or as AutoModel.
 
-    Args:
-        hub: Where the model is.
-        head: Which class to load.
-
-    Returns:
-        The model in evaluation mode, and notes for the user.
-
-    Raises:
-        SourceError: If it cannot be loaded.
+    Returns the model in evaluation mode, and notes for the user.
     """
     transformers = import_transformers()
     if hub.is_folder and not (Path(hub.name) / "config.json").is_file():
@@ -138,12 +123,6 @@ def use_exportable_experts(model: nn.Module) -> nn.Module:
     """Switch mixtures of experts to the form that transformers has for export.
 
     It computes the same results, without an operator that ONNX does not have.
-
-    Args:
-        model: Any model; one without experts is left as it is.
-
-    Returns:
-        The same model.
     """
     # Private, but the only way to ask: models without experts lack the public method.
     if getattr(model, "_can_set_experts_implementation", bool)():
@@ -218,14 +197,7 @@ class ProcessorOutput(NamedTuple):
 
 
 def find_processors(hub: Hub) -> Processors:
-    """Load the processors that come with a model.
-
-    Args:
-        hub: Where the model is.
-
-    Returns:
-        The processors; None for those that it does not have or that cannot be loaded.
-    """
+    """Load the processors that come with a model; those that cannot be loaded are None."""
     transformers = import_transformers()
 
     def load(auto_class: Any) -> Any | None:
@@ -263,17 +235,7 @@ def _has_vocabulary(hub: Hub, tokenizer: Any) -> bool:
 def process_examples(
     processors: Processors, text: str | None, batch: int = 1, longer: bool = False
 ) -> list[ProcessorOutput]:
-    """Process an example text, image and sound.
-
-    Args:
-        processors: The processors of a model.
-        text: The text to process; None for a default one.
-        batch: Number of copies to process together.
-        longer: Whether to make text and sound longer.
-
-    Returns:
-        What the combined processor makes, or else what each of the others makes.
-    """
+    """Process an example text, image and sound, with the combined processor if that works."""
     if not text:
         text = _LONGER_TEXT if longer else _TEXT
     elif longer:

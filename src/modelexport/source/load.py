@@ -51,23 +51,10 @@ def load_source(
     random_weights: bool = False,
     seed: int = 0,
 ) -> LoadedModel:
-    """Load the model that a command line names.
-
-    Args:
-        spec: A Hugging Face folder, a hub name, `package.module:factory`,
-            `path/to/file.py:factory`, or a `.pt2` file.
-        task: Load the class for this task of transformers.
-        model_class: Load this class of transformers.
-        revision: Branch, tag or commit on the hub.
-        trust_remote_code: Whether to run code that comes with the model.
-        random_weights: Whether to build the model from its configuration alone.
-        seed: Seed of random weights and of factories.
-
-    Returns:
-        The model.
+    """Load the model that a command line names; the seed is that of random weights.
 
     Raises:
-        SourceError: If there is no such model or it cannot be loaded.
+        SourceError: There is no such model, or it cannot be loaded.
     """
     torch.manual_seed(seed)
     path = Path(spec)

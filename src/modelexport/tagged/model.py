@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import onnx
 
 from modelexport.errors import FileError, FormatError, first_line, plural
@@ -55,9 +56,6 @@ def map_in_effect(
         proto: The model.
         is_tagged: Whether any of its nodes has a tag.
         graph: Returns the flat view of the model. It is called only where it is needed.
-
-    Returns:
-        The tags in effect.
     """
     embedded = _readable_metadata(proto)
     own = "file" if is_tagged else None
@@ -69,35 +67,27 @@ def map_in_effect(
         reason = f"it cannot be read: {first_line(error.__cause__ or error)}"
         return MapInEffect(own, embedded, None, reason)
     nodes = graph()
-    mismatch = mismatch_reason(sidecar, nodes) if own else _other_graph_reason(sidecar, nodes)
+    mismatch = mismatch_reason(sidecar, nodes, exact=own is None)
     if mismatch is not None:
         return MapInEffect(own, embedded, None, mismatch)
     return MapInEffect(own or "sidecar", embedded or sidecar, None if own else sidecar, None)
 
 
-def mismatch_reason(sidecar: Sidecar, graph: Graph) -> str | None:
-    """Say why a sidecar belongs to another file, judged by the names of the nodes.
+def mismatch_reason(sidecar: Sidecar, graph: Graph, exact: bool = False) -> str | None:
+    """Say why a sidecar belongs to another file; None if it may belong to this one.
 
     Args:
         sidecar: The sidecar.
         graph: The nodes of the file.
-
-    Returns:
-        The reason; None if the sidecar may belong to this file.
+        exact: Whether it has to be of this very graph, not only know most of the nodes by name.
     """
     if sidecar.format != FORMAT:
         return f"its format is {sidecar.format!r}"
+    if exact:
+        same = topology_digest(graph, node_digests(graph)) == sidecar.statistics.topology
+        return None if same else "it is of another graph"
     known, total = sum(node.key in sidecar.nodes for node in graph.nodes), len(graph.nodes)
     return None if 2 * known >= total else f"it knows {known} of the file's {plural(total, 'node')}"
-
-
-def _other_graph_reason(sidecar: Sidecar, graph: Graph) -> str | None:
-    """Say why a sidecar cannot provide tags for a file without any; None if it can."""
-    if sidecar.format != FORMAT:
-        return f"its format is {sidecar.format!r}"
-    if topology_digest(graph, node_digests(graph)) != sidecar.statistics.topology:
-        return "it is of another graph"
-    return None
 
 
 class TaggedModel:
@@ -195,11 +185,7 @@ class TaggedModel:
         return sum(tag is not None for tag in self.tags) / len(self.tags) if self.tags else 1.0
 
     def items(self) -> Iterator[tuple[Node, NodeTag | None]]:
-        """Iterate over the nodes.
-
-        Returns:
-            Each node with its tag.
-        """
+        """Iterate over the nodes, each with its tag."""
         return zip(self.graph.nodes, self.tags, strict=True)
 
 
@@ -243,40 +229,23 @@ def recorded_tags(
         graph: The nodes.
         sidecar: The sidecar.
         own: The tags that the nodes have. Where one equals what is recorded, it is returned itself.
-
-    Returns:
-        The tag of each node.
     """
     records = sidecar.nodes
-    tags: list[NodeTag | None] = []
-    for node, tag in zip(graph.nodes, own or [None] * len(graph.nodes), strict=True):
-        record = records.get(node.key)
-        tags.append(tag if tag is not None and _is_same(record, tag) else recorded_tag(record))
-    return tags
+    recorded = [recorded_tag(records.get(node.key)) for node in graph.nodes]
+    if own is None:
+        return recorded
+    return [
+        tag if tag is not None and _without_doc(tag) == record else record
+        for tag, record in zip(own, recorded, strict=True)
+    ]
 
 
-def _is_same(record: NodeRecord | None, tag: NodeTag) -> bool:
-    return (
-        record is not None
-        and record.module == tag.hierarchy_module
-        and record.tag == tag.hierarchy_path
-        and record.tags == tag.hierarchy_tags
-        and record.method == tag.hierarchy_method
-        and record.call == tag.hierarchy_call
-        and (record.covers or ()) == tag.hierarchy_covers
-        and tag.hierarchy_count == len(record.tags)
-    )
+def _without_doc(tag: NodeTag) -> NodeTag:
+    return tag if tag.doc is None else msgspec.structs.replace(tag, doc=None)
 
 
 def recorded_tag(record: NodeRecord | None) -> NodeTag | None:
-    """Return the tag that a node record stands for.
-
-    Args:
-        record: The record; None for a node that the sidecar does not have.
-
-    Returns:
-        The tag; None for a node without one.
-    """
+    """Return the tag that a node record stands for; None for a node without a tag or a record."""
     if record is None or record.tag is None or record.module is None or record.method is None:
         return None
     tags = record.tags
@@ -286,24 +255,13 @@ def recorded_tag(record: NodeRecord | None) -> NodeTag | None:
 
 
 def tags_from_doc_strings() -> TagReader:
-    """Return a function that reads the tags of a graph's nodes from their doc_strings.
-
-    Returns:
-        The function.
-    """
+    """Return a function that reads the tags of a graph's nodes from their doc_strings."""
     decode = functools.cache(decode_tag)
     return lambda prefix, nodes: [decode(node.doc_string) for node in nodes]
 
 
 def tags_from_records(tags: Mapping[str, NodeTag | None]) -> TagReader:
-    """Return a function that looks up the tags of a graph's nodes by their keys.
-
-    Args:
-        tags: The tags by key.
-
-    Returns:
-        The function.
-    """
+    """Return a function that looks up the tags of a graph's nodes by their keys."""
     return lambda prefix, nodes: [
         tags.get(node_key(prefix, index, node)) for index, node in enumerate(nodes)
     ]

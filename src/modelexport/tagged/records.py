@@ -16,6 +16,8 @@ from modelexport.options import SourceOptions
 
 FORMAT = "modelexport-hierarchy/1"
 METADATA_KEY = "modelexport.hierarchy"
+REPLACED = ".replaced"
+"""Appended to the key of metadata that `retag` replaced, so that `strip` can restore it."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding JSON may raise: it is not JSON, or has other fields; not UTF-8; nested too deep."""
 
@@ -28,26 +30,12 @@ _decoder = msgspec.json.Decoder(NodeTag)
 
 
 def encode_tag(tag: NodeTag) -> bytes:
-    """Encode a tag as a doc_string.
-
-    Args:
-        tag: The tag.
-
-    Returns:
-        The doc_string.
-    """
+    """Encode a tag as a doc_string."""
     return _encoder.encode(tag)
 
 
 def decode_tag(doc_string: str | bytes) -> NodeTag | None:
-    """Decode the tag in a doc_string.
-
-    Args:
-        doc_string: The doc_string of a node.
-
-    Returns:
-        The tag; None where the doc_string is not a tag.
-    """
+    """Decode the tag in a doc_string; return None where it is not a tag."""
     if not doc_string:
         return None
     try:
@@ -57,15 +45,7 @@ def decode_tag(doc_string: str | bytes) -> NodeTag | None:
 
 
 def tags_digest(keys: Iterable[str], tags: Iterable[NodeTag | None]) -> str:
-    """Return a digest of the tags of a file, whatever the order of its nodes.
-
-    Args:
-        keys: The key of each node.
-        tags: Its tag.
-
-    Returns:
-        The digest.
-    """
+    """Return a digest of the keys and tags of nodes, whatever their order."""
     known: dict[int, bytes] = {}  # nodes of one module mostly share one object
     digests = []
     for tag in tags:
@@ -76,16 +56,14 @@ def tags_digest(keys: Iterable[str], tags: Iterable[NodeTag | None]) -> str:
     return record_digest(sorted(zip(keys, digests, strict=True)))
 
 
+def is_map_key(key: str) -> bool:
+    """Whether a key of the model's metadata is that of a map, in effect or replaced."""
+    return key.replace(REPLACED, "") == METADATA_KEY
+
+
 def looks_like_tag(doc_string: str | bytes) -> bool:
-    """Whether a doc_string is or was a tag, possibly a damaged one.
-
-    Args:
-        doc_string: The doc_string of a node; protobuf returns bytes for one that is not UTF-8.
-
-    Returns:
-        Whether it has the marks of a tag.
-    """
-    if isinstance(doc_string, bytes):
+    """Whether a doc_string is or was a tag, possibly a damaged one."""
+    if isinstance(doc_string, bytes):  # as protobuf returns one that is not UTF-8
         doc_string = doc_string.decode("utf-8", "replace")
     return _MARK in doc_string or (bool(doc_string) and _BEGINNING.startswith(doc_string))
 
@@ -158,8 +136,37 @@ class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     """The options of the command line, for `verify`."""
     piece: ExtractionRecord | None = None
     """Only in an extracted model."""
+    example_inputs: dict[str, ExampleInput] = {}
+    """The example inputs by the name of the graph's input, where these could be matched."""
+    retag: RetagRecord | msgspec.UnsetType = msgspec.UNSET
+    """Only in a file that was retagged."""
     scrubbed: bool | msgspec.UnsetType = msgspec.UNSET
     """True where the exporter's metadata was removed; `strip` does not restore it. Else absent."""
+
+
+class ExampleInput(msgspec.Struct, frozen=True, gc=False):
+    """One example input: enough to draw inputs like it."""
+
+    dtype: str
+    """As numpy names it."""
+    shape: tuple[int, ...]
+    low: float
+    """The least finite value."""
+    high: float
+    """The greatest finite value."""
+    values: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The values of a small input of integers or bools, which are rarely arbitrary."""
+
+
+class RetagRecord(msgspec.Struct, frozen=True, gc=False):
+    """How the map of a file that another tool wrote was made."""
+
+    original: str
+    """The name of the tagged file that the tags come from."""
+    changed: str
+    """The name of the file that the nodes come from."""
+    compared: str | None
+    """On which inputs the values of the two files were compared; null if they were not."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, gc=False):
@@ -251,46 +258,22 @@ class EmbeddedMap(msgspec.Struct, frozen=True, gc=False):
     """A digest of all other fields, to detect that the metadata itself was changed."""
 
     def computed_digest(self) -> str:
-        """Return the digest of everything but `digest` itself.
-
-        Returns:
-            The digest, which differs from `digest` where the metadata was changed.
-        """
+        """Return the digest of everything but `digest`, which shows whether it was changed."""
         return text_digest(_sorted_encoder.encode(msgspec.structs.replace(self, digest="")))
 
 
 def encode_sidecar(sidecar: Sidecar) -> bytes:
-    """Encode a sidecar as JSON.
-
-    Args:
-        sidecar: The sidecar.
-
-    Returns:
-        The content of its file.
-    """
+    """Encode a sidecar as the content of its file."""
     return _sorted_encoder.encode(sidecar) + b"\n"
 
 
 def encode_embedded(embedded: EmbeddedMap) -> str:
-    """Encode the model-level metadata as JSON.
-
-    Args:
-        embedded: The metadata.
-
-    Returns:
-        The value of the entry `METADATA_KEY`.
-    """
+    """Encode the model-level metadata as the value of the entry `METADATA_KEY`."""
     return _sorted_encoder.encode(embedded).decode()
 
 
 def decode_embedded(text: str) -> EmbeddedMap:
-    """Decode the model-level metadata.
-
-    Args:
-        text: The value of the entry `METADATA_KEY`.
-
-    Returns:
-        The metadata.
+    """Decode the model-level metadata, the value of the entry `METADATA_KEY`.
 
     Raises:
         FormatError: It is damaged.
@@ -302,25 +285,12 @@ def decode_embedded(text: str) -> EmbeddedMap:
 
 
 def sidecar_path(onnx_path: Path) -> Path:
-    """Return the path of the sidecar of a model file.
-
-    Args:
-        onnx_path: The model file.
-
-    Returns:
-        `<stem>_hierarchy.json` beside it.
-    """
+    """Return the path of the sidecar of a model file: `<stem>_hierarchy.json` beside it."""
     return onnx_path.with_name(f"{onnx_path.stem}_hierarchy.json")
 
 
 def read_sidecar(path: Path) -> Sidecar:
     """Read a sidecar.
-
-    Args:
-        path: Its file.
-
-    Returns:
-        The sidecar.
 
     Raises:
         FileError: It cannot be read.

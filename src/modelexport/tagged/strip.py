@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import onnx
 
 from modelexport.errors import ArgumentError
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import check_output_path, transaction
-from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
@@ -22,28 +22,36 @@ from modelexport.onnx_file.model_file import (
     parse_model,
     require_data_file,
 )
+from modelexport.onnx_file.wire import rewrite_doc_strings
 from modelexport.options import keyword_aliases
-from modelexport.tagged.records import METADATA_KEY, decode_tag
+from modelexport.tagged.records import (
+    METADATA_KEY,
+    REPLACED,
+    decode_tag,
+    encode_tag,
+    is_map_key,
+)
 
 _SCRUBBED = ("doc_string", "metadata_props")
 
 
 def stripped_chunks(data: wire.Buffer) -> list[wire.Buffer]:
-    """Remove the tags and the metadata of the map from a model.
+    """Remove the map from a model, and return the bytes that the exporter wrote, in chunks."""
+    return rewrite_doc_strings(data, _original_doc, rename_metadata=_original_key)
 
-    Args:
-        data: The bytes of the model file.
 
-    Returns:
-        The bytes that the exporter wrote, in chunks.
-    """
-    return rewrite_doc_strings(data, _original_doc, drop_metadata=METADATA_KEY)
+def _original_key(key: str) -> str | None:
+    if not is_map_key(key):
+        return key
+    return None if key == METADATA_KEY else key.removesuffix(REPLACED)
 
 
 def _original_doc(doc_string: bytes | None) -> bytes | None:
     tag = None if doc_string is None else decode_tag(doc_string)
     if tag is None:
         return doc_string
+    if tag.kept:
+        return encode_tag(msgspec.structs.replace(tag, kept=False))
     return None if tag.doc is None else tag.doc.encode()
 
 
@@ -69,15 +77,7 @@ def strip(path: StrPath, output_path: StrPath) -> Path:
 
 
 def strip_file(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
-    """Write a file without its map, as `strip` does.
-
-    Args:
-        source: The tagged file.
-        target: The file to write.
-
-    Returns:
-        The path of the file written, and the names of the data files that it needs.
-    """
+    """Write a file without its map; return its path, and the names of the data files it needs."""
     source, target = as_path(source), check_output_path(target)
     with open_mapped(source) as data, transaction(target.parent) as stage:
         proto = parse_model(data, source)
@@ -98,43 +98,26 @@ def strip_file(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
 
 
 def check_no_graph_text(scrub: bool, *graph_files: object) -> None:
-    """Refuse to write an exporter's graph as text from a scrubbed export.
-
-    Args:
-        scrub: Whether the export is scrubbed.
-        graph_files: The files requested for such texts, None for those that are not.
+    """Refuse to write an exporter's graph as text, to one of these files, from a scrubbed export.
 
     Raises:
         ArgumentError: Both are requested.
     """
     if scrub and any(file is not None for file in graph_files):
         raise ArgumentError(
-            "the exporter's own graph tells paths and source lines, which scrubbing leaves out",
+            "the exporter's own graph has paths and source lines, which scrubbing leaves out",
             hint="export once with --scrub, and once with --jit-graph or --fx-graph",
         )
 
 
 def scrub_bytes(data: wire.Buffer) -> bytes:
-    """Remove every doc_string and all metadata from a model.
-
-    Args:
-        data: The bytes of the model.
-
-    Returns:
-        The same model without them.
-    """
+    """Remove every doc_string and all metadata from the bytes of a model."""
     return b"".join(_scrub_message(data, 0, len(data), onnx.ModelProto.DESCRIPTOR))
 
 
-class _ScrubPlan(NamedTuple):
-    """The fields of a message type to remove, and those with messages to scrub, by number."""
-
-    removed: frozenset[int]
-    entered: dict[int, Any]
-
-
 @functools.cache
-def _scrub_plan(kind: Any) -> _ScrubPlan:
+def _scrub_plan(kind: Any) -> tuple[frozenset[int], dict[int, Any]]:
+    """Return the fields of a message type to remove, and those with messages to scrub."""
     removed = frozenset(field.number for field in kind.fields if field.name in _SCRUBBED)
     entered = {
         field.number: field.message_type
@@ -143,7 +126,7 @@ def _scrub_plan(kind: Any) -> _ScrubPlan:
         and field.number not in removed
         and _has_scrubbed_fields(field.message_type, set())
     }
-    return _ScrubPlan(removed, entered)
+    return removed, entered
 
 
 def _has_scrubbed_fields(kind: Any, seen: set[Any]) -> bool:
@@ -159,14 +142,14 @@ def _has_scrubbed_fields(kind: Any, seen: set[Any]) -> bool:
 
 
 def _scrub_message(data: wire.Buffer, start: int, end: int, kind: Any) -> list[wire.Buffer]:
-    plan = _scrub_plan(kind)
+    removed, entered = _scrub_plan(kind)
 
     def edit(field: wire.Field) -> list[wire.Buffer] | None:
-        if field.number in plan.removed:
+        if field.number in removed:
             return []
-        inner = plan.entered.get(field.number)
+        inner = entered.get(field.number)
         if inner is None:
             return None
-        return wire.delimited(field.number, _scrub_message(data, field.body, field.end, inner))
+        return wire.delimited(field.number, _scrub_message(data, field.payload, field.end, inner))
 
     return wire.replace_fields(data, start, end, edit)

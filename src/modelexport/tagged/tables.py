@@ -27,15 +27,7 @@ from modelexport.tagged.records import (
 
 
 def embedded_map(sidecar: Sidecar, tags_digest: str) -> EmbeddedMap:
-    """Build the model-level metadata from a sidecar.
-
-    Args:
-        sidecar: The sidecar that is written with the file.
-        tags_digest: The digest of the tags of its nodes.
-
-    Returns:
-        The metadata.
-    """
+    """Build the model-level metadata from the sidecar that is written with the file."""
     bare = EmbeddedMap(
         format=sidecar.format,
         strategy=sidecar.export.strategy,
@@ -57,18 +49,7 @@ def complete_sidecar(
     export: ExportRecord,
     modules: dict[str, ModuleRecord],
 ) -> Sidecar:
-    """Build a sidecar.
-
-    Args:
-        graph: The nodes of the file.
-        node_tags: The tag of each node.
-        model: The record of the model.
-        export: The record of the export.
-        modules: The module records by path.
-
-    Returns:
-        The sidecar, with its tables and statistics.
-    """
+    """Build a sidecar with its tables and statistics; `node_tags` has the tag of each node."""
     primary = [None if tag is None else tag.hierarchy_path for tag in node_tags]
     attributes = node_digests(graph)
     nodes = _node_records(graph, node_tags, attributes)
@@ -88,14 +69,7 @@ def complete_sidecar(
 
 
 def expected_hierarchy(modules: dict[str, ModuleRecord]) -> tuple[str, ...]:
-    """List the tags of the modules that ran.
-
-    Args:
-        modules: The module records by path.
-
-    Returns:
-        The tags, in the order of the modules' first calls.
-    """
+    """List the tags of the modules that ran, in the order of their first calls."""
     ran = [
         (r.execution_order, r.tag)
         for r in modules.values()
@@ -105,14 +79,11 @@ def expected_hierarchy(modules: dict[str, ModuleRecord]) -> tuple[str, ...]:
 
 
 def consumer_tags(graph: Graph, primary: Sequence[str | None]) -> dict[str, tuple[str, ...]]:
-    """Collect the tags of the consumers of each value.
+    """Collect the tags of the consumers of each value, sorted, by the key of the value.
 
     Args:
         graph: The nodes.
         primary: The tag of each node.
-
-    Returns:
-        The tags, sorted, by the key of each value that a tagged node consumes.
     """
     # Most values have one consumer: their tags share one tuple for each tag.
     single: dict[str, tuple[str, ...]] = {}
@@ -132,16 +103,7 @@ def consumer_tags(graph: Graph, primary: Sequence[str | None]) -> dict[str, tupl
 
 
 def tags_of_node(node: Node, own: str, consumers: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the tags of a node, its `hierarchy_tags`.
-
-    Args:
-        node: The node.
-        own: Its own tag.
-        consumers: The tags of the consumers of each value.
-
-    Returns:
-        Its own tag, then, sorted, those of the other modules that consume its outputs.
-    """
+    """Return the `hierarchy_tags` of a node: its own, then, sorted, those of other consumers."""
     outputs = node.outputs
     if len(outputs) == 1:
         # The usual case, without a set: the tags of one value are sorted already.
@@ -187,17 +149,7 @@ def _tensor_records(
 def compute_statistics(
     nodes: dict[str, NodeRecord], modules: dict[str, ModuleRecord], tensors: int, topology: str
 ) -> Statistics:
-    """Count nodes and modules.
-
-    Args:
-        nodes: The node records by key.
-        modules: The module records by path.
-        tensors: The number of values.
-        topology: The digest of the graph.
-
-    Returns:
-        The statistics of a sidecar.
-    """
+    """Count nodes and modules; `tensors` is the number of values, `topology` the graph's digest."""
     methods = Counter(record.method for record in nodes.values() if record.method is not None)
     tagged = sum(methods.values())
     return Statistics(
@@ -215,14 +167,7 @@ def compute_statistics(
 
 
 def tensor_infos(values: Sequence[onnx.ValueInfoProto]) -> tuple[TensorInfo, ...]:
-    """Describe values by name, element type and shape.
-
-    Args:
-        values: The values, as a graph declares them.
-
-    Returns:
-        Their descriptions.
-    """
+    """Describe values that a graph declares by name, element type and shape."""
     return tuple(_tensor_info(value) for value in values)
 
 
@@ -236,14 +181,7 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
 
 def dtype_name(data_type: int) -> str:
-    """Return the name of an element type.
-
-    Args:
-        data_type: The number that ONNX has for it.
-
-    Returns:
-        ONNX's name for it in lower case, such as `float`.
-    """
+    """Return ONNX's name for one of its element types, in lower case, such as `float`."""
     try:
         return str(onnx.TensorProto.DataType.Name(data_type)).lower()
     except ValueError:
@@ -251,14 +189,5 @@ def dtype_name(data_type: int) -> str:
 
 
 def dim_size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    """Return the size of a dimension.
-
-    Args:
-        dim: The dimension.
-
-    Returns:
-        The number, or the symbol, or None where it is unknown.
-    """
-    if dim.HasField("dim_value"):
-        return dim.dim_value
-    return dim.dim_param or None
+    """Return the size of a dimension: the number, or the symbol, or None where it is unknown."""
+    return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None

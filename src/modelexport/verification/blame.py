@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from modelexport.errors import FormatError
-from modelexport.extraction.boundary import find_boundary
+from modelexport.extraction.boundary import OpenModel, find_boundary
 from modelexport.extraction.build import build_model
-from modelexport.extraction.extract import OpenModel
-from modelexport.extraction.initializers import load_initializers
 from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.tree import is_within
 from modelexport.verification.pairing import PairedCall
@@ -27,13 +26,6 @@ Values = dict[str, Array]
 """Values of the main graph by name."""
 
 _PROGRESS_STEPS = 10
-
-
-class Suspect(NamedTuple):
-    """A call that differs, and PyTorch's value for each value of the file that is wrong."""
-
-    call: PairedCall
-    wrong: Values
 
 
 class Verdict(NamedTuple):
@@ -58,74 +50,68 @@ class BlameFinder:
         feeds: Mapping[str, Array],
         tolerance: Tolerance,
     ) -> None:
-        """Collect what PyTorch's values are known for.
-
-        Args:
-            file: The ONNX file.
-            calls: All calls of the run.
-            feeds: The inputs of the file.
-            tolerance: The difference that is allowed.
-        """
+        """Collect PyTorch's values from the inputs of the file and all calls of the run."""
         self._file = file
-        self._main = file.source.main
+        self._calls = calls
+        self._main = file.main
         self._tolerance = tolerance
         self._feeds = feeds
         self._known: Values = dict(feeds)
-        self._returned_by: dict[str, set[str]] = {}
+        self._returned_by: defaultdict[str, set[str]] = defaultdict(set)
         for paired in calls:
             for pair in paired.pairs:
                 if len(pair.names) == 1:
                     self._known.setdefault(pair.names[0], pair.expected)
-                    self._returned_by.setdefault(pair.names[0], set()).add(paired.call.path)
+                    self._returned_by[pair.names[0]].add(paired.call.path)
         self._producer = {
             name: index
             for index, node in enumerate(self._main.nodes)
             for name in node.output
             if name
         }
-        self._nodes_of: dict[tuple[str, int | None], list[int]] = {}
+        self._nodes_of: defaultdict[tuple[str, int | None], list[int]] = defaultdict(list)
         for index, tag in enumerate(self._main.tags):
             if tag is not None:
-                key = (tag.hierarchy_module, tag.hierarchy_call)
-                self._nodes_of.setdefault(key, []).append(index)
+                self._nodes_of[tag.hierarchy_module, tag.hierarchy_call].append(index)
         # Modules whose own nodes are known to differ, from judging a child that consumes them.
         self._own_difference: dict[str, float | None] = {}
 
-    def judge(self, suspects: Sequence[Suspect], step: Callable[[str], None]) -> list[Verdict]:
+    def judge(self, wrong: Mapping[int, Values], step: Callable[[str], None]) -> dict[int, Verdict]:
         """Find out where the difference of each call comes from.
 
         Args:
-            suspects: The calls that differ, in the order in which they finished.
+            wrong: By the index of a call that differs, PyTorch's value for each value of the file
+                that is wrong, in the order in which the calls finished.
             step: Called with a line of progress.
-
-        Returns:
-            A verdict for each of them.
         """
-        judged: list[tuple[PairedCall, Verdict]] = []
-        for number, suspect in enumerate(suspects):
-            if number % (1 + len(suspects) // _PROGRESS_STEPS) == 0:
-                step(f"run what differs by itself, {number + 1} of {len(suspects)}")
+        verdicts: dict[int, Verdict] = {}
+        for number, (index, values) in enumerate(wrong.items()):
+            if number % (1 + len(wrong) // _PROGRESS_STEPS) == 0:
+                step(f"run what differs by itself, {number + 1} of {len(wrong)}")
+            call = self._calls[index]
             inside = {
-                verdict.blame for other, verdict in judged if self._is_inside(other, suspect.call)
+                verdict.blame
+                for other, verdict in verdicts.items()
+                if self._is_inside(self._calls[other], call)
             }
-            judged.append((suspect.call, self._judge_one(suspect, inside)))
-        return [verdict for _, verdict in judged]
+            verdicts[index] = self._judge_one(call, values, inside)
+        return verdicts
 
-    def _judge_one(self, suspect: Suspect, inside: set[Blame]) -> Verdict:
+    def _judge_one(self, paired: PairedCall, wrong: Values, inside: set[Blame]) -> Verdict:
         """Judge a module's own nodes first, then the modules inside it, then all its nodes."""
-        path = suspect.call.call.path
+        path = paired.call.path
         if path in self._own_difference:
             return Verdict(Blame.HERE, self._own_difference[path])
         if inside:
-            own = {n: v for n, v in suspect.wrong.items() if not self._is_returned_inside(n, path)}
-            verdict = self._run(Suspect(suspect.call, own), from_children=True)
+            own = {n: v for n, v in wrong.items() if not self._is_returned_inside(n, path)}
+            verdict = self._run(paired, own, from_children=True)
             if verdict is not None and verdict.blame == Blame.HERE:
                 return verdict
             if inside & {Blame.HERE, Blame.INSIDE}:
                 return Verdict(Blame.INSIDE)
             if Blame.UNCLEAR in inside:
                 return Verdict(Blame.UNCLEAR)
-        return self._run(suspect, from_children=False) or Verdict(Blame.INHERITED)
+        return self._run(paired, wrong, from_children=False) or Verdict(Blame.INHERITED)
 
     def _is_inside(self, inner: PairedCall, outer: PairedCall) -> bool:
         """Return whether a call was made by another one, as far as that is known."""
@@ -137,23 +123,19 @@ class BlameFinder:
 
     def _is_returned_inside(self, name: str, path: str) -> bool:
         """Return whether a module below this one returned a value."""
-        returned_by = self._returned_by.get(name, ())
-        return any(other != path and is_within(other, path) for other in returned_by)
+        modules = self._returned_by.get(name, ())
+        return any(other != path and is_within(other, path) for other in modules)
 
     def _is_returned_outside(self, name: str, path: str) -> bool:
         """Return whether a module apart from this one, neither in it nor around it, returned it."""
-        returned_by = self._returned_by.get(name, ())
-        return any(
-            not is_within(other, path) and not is_within(path, other) for other in returned_by
-        )
+        modules = self._returned_by.get(name, ())
+        return any(not is_within(other, path) and not is_within(path, other) for other in modules)
 
-    def _run(self, suspect: Suspect, from_children: bool) -> Verdict | None:
-        """Compute the wrong values again from PyTorch's values.
+    def _run(self, paired: PairedCall, wrong: Values, from_children: bool) -> Verdict | None:
+        """Compute the wrong values again from PyTorch's values; None if no node here computes them.
 
         With `from_children`, what the modules inside returned is taken from PyTorch as well.
-        Returns None if none of the module's nodes computes them.
         """
-        paired, wrong = suspect
         path = paired.call.path
 
         def is_known(name: str) -> bool:
@@ -177,14 +159,14 @@ class BlameFinder:
         try:
             values = self._compute(paired, nodes, [*wrong, *entering], self._known)
             verdict = self._compare(wrong, values)
-            if verdict.blame == Blame.HERE and (
-                arguments := self._match_arguments(paired, entering, values)
-            ):
+            arguments: Values = {}
+            if verdict.blame == Blame.HERE:
+                arguments = self._match_arguments(paired, entering, values)
+            if arguments:
                 # Nodes of others may have gone wrong on the way: run again on PyTorch's arguments.
                 known = {**self._known, **values, **arguments}
-                again = self._compare(
-                    wrong, self._compute(paired, own_or_untagged, list(wrong), known)
-                )
+                computed = self._compute(paired, own_or_untagged, [*wrong], known)
+                again = self._compare(wrong, computed)
                 if again.blame == Blame.INHERITED:
                     self._blame_producers(arguments, verdict.own_abs)
                     return again
@@ -227,8 +209,7 @@ class BlameFinder:
         outputs = [name for name in dict.fromkeys(names) if name in computed]
         boundary = find_boundary([(self._main, sorted(nodes))], leaving=outputs)
         target = ModuleRef(paired.call.path, None, paired.call.number)
-        extracted = build_model(self._file.source, boundary, target, "")
-        model = load_initializers(extracted, self._file.weights)
+        model = build_model(self._file, boundary, target, "").load()
         return Session(model.SerializeToString()).run(known)
 
     def _compare(self, wrong: Values, values: Mapping[str, Array]) -> Verdict:
@@ -247,11 +228,7 @@ class BlameFinder:
     def _match_arguments(
         self, paired: PairedCall, entering: Iterable[str], values: Mapping[str, Array]
     ) -> Values:
-        """Match entering values to the call's arguments in PyTorch, where they are equal to none.
-
-        The closest argument of the same shape is taken. Values that are equal to an argument are
-        left out: nothing went wrong with them.
-        """
+        """Match entering values to the closest arguments of the call, if they are equal to none."""
         matches: Values = {}
         for name in entering:
             value = values.get(name)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from modelexport.capture.hooks import flatten_tensors
 from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.module_tree import forward_args
-from modelexport.capture.recorder import flatten_tensors
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type, plural
 from modelexport.tagged.tables import tensor_infos
 from modelexport.verification.pytorch_run import as_array

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from modelexport.extraction.extract import OpenModel, boundary_values
-from modelexport.modules.record import ModuleStatus, NodeTag
+from modelexport.analysis.subgraph import BoundaryValues
+from modelexport.extraction.boundary import OpenModel
+from modelexport.graph.flat import flatten
+from modelexport.modules.record import ModuleStatus
 from modelexport.modules.tree import Ancestry
 from modelexport.verification.pytorch_run import PyTorchCall
 from modelexport.verification.records import Array
@@ -39,22 +42,14 @@ class Pairing:
     """
 
     def __init__(self, file: OpenModel) -> None:
-        main = file.source.main
+        main = file.main
         self._file = file
         self._available = {name for node in main.nodes for name in node.output if name}
         self._available |= set(main.initializers)
         self._graph_outputs = [value.name for value in main.graph.output]
-        self._leaving: dict[str, dict[str, None]] | None = None
 
     def pair(self, calls: Iterable[PyTorchCall]) -> list[PairedCall]:
-        """Pair calls with values of the file.
-
-        Args:
-            calls: The calls of a run in PyTorch.
-
-        Returns:
-            The same calls with their pairs, in the same order.
-        """
+        """Pair the calls of a run in PyTorch with values of the file."""
         paired = []
         for call in calls:
             record = self._file.modules.records.get(call.path)
@@ -71,8 +66,8 @@ class Pairing:
                 yield Pair(array, (name,))
             return
         record = self._file.modules.records.get(call.path)
-        has_call = record is not None and call.number < len(record.results)
-        names = record.results[call.number] if record is not None and has_call else ()
+        recorded = () if record is None else record.results
+        names = recorded[call.number] if call.number < len(recorded) else ()
         if len(names) != len(call.outputs):
             names = (None,) * len(call.outputs)
         for output, name in zip(call.outputs, names, strict=True):
@@ -88,39 +83,47 @@ class Pairing:
         record = self._file.modules.records.get(call.path)
         if call.number or (record is not None and record.calls > 1):
             return
-        if self._leaving is None:  # walks the whole graph, which few files need
-            self._leaving = boundary_values(self._file).outputs
         recorded = {name for names in (record.results if record else ()) for name in names}
         for name in self._leaving.get(call.path, ()):
             if name in self._available and name not in recorded:
                 yield name
+
+    @functools.cached_property
+    def _leaving(self) -> dict[str, dict[str, None]]:
+        """The values that leave each module, without constants; few files need them."""
+        graph, main = flatten(self._file.proto), self._file.main
+        tags = list(main.all_tags())
+        tags += [None] * (
+            len(graph.nodes) - len(tags)
+        )  # nodes of functions belong to their callers
+        constants = main.flow(len(main.nodes)).constant
+        return BoundaryValues(graph, tags, Ancestry(self._file.modules.records), constants).outputs
 
 
 class Gaps:
     """Explains which modules cannot be compared, and why."""
 
     def __init__(self, file: OpenModel) -> None:
-        main = file.source.main
+        main = file.main
         ancestry = Ancestry(file.modules.records)
         tags = [tag for tag in main.all_tags() if tag is not None]
         self._modules = file.modules
         self._with_own_nodes = {tag.hierarchy_module for tag in tags}
         in_main = {tag.hierarchy_module for tag in main.tags if tag is not None}
-        self._only_in_subgraphs = {
-            above for path in self._with_own_nodes for above in ancestry.of(path)
-        } - {above for path in in_main for above in ancestry.of(path)}
-        self._merged_into = _merged_modules(tags)
+        everywhere = {above for path in self._with_own_nodes for above in ancestry.of(path)}
+        self._only_in_subgraphs = everywhere.difference(*map(ancestry.of, in_main))
+        # Each module with operations in a node of another module, and the first such module.
+        self._merged_into = {
+            path: tag.hierarchy_module
+            for tag in reversed(tags)
+            for path in tag.hierarchy_covers
+            if path != tag.hierarchy_module
+        }
 
     def unobserved(self, observed: Collection[str]) -> list[str]:
-        """List the modules that ran in the export and were not observed in PyTorch.
+        """List the modules that ran in the export and have no calls in PyTorch, in file order.
 
         Containers such as a ModuleList never run, so they are not among them.
-
-        Args:
-            observed: The paths of the modules with calls in PyTorch.
-
-        Returns:
-            Module paths, in the order of the file.
         """
         return [path for path in self._modules.tags if path not in observed and self._ran(path)]
 
@@ -134,31 +137,18 @@ class Gaps:
         return record.calls > 0 or (has_forward and path in self._only_in_subgraphs)
 
     def is_absorbed(self, path: str) -> bool:
-        """Return whether the exporter left no nodes of a module that ran.
-
-        Args:
-            path: A module path.
-        """
+        """Return whether the exporter left no nodes of a module that ran."""
         record = self._modules.records.get(path)
         return record is not None and record.status == ModuleStatus.ABSORBED
 
     def explain(self, path: str, call: int = 0) -> str:
-        """Explain why a call of a module cannot be compared.
-
-        Args:
-            path: The module path.
-            call: The number of the call.
-
-        Returns:
-            A clause for a message.
-        """
+        """Explain in a clause why a call of a module cannot be compared."""
         if path in self._only_in_subgraphs:
             return "its nodes are in the subgraph of a conditional or a loop"
         record = self._modules.records.get(path)
         if record is not None and record.status == ModuleStatus.UNUSED:
             return "it did not run in the export"
-        has_call = record is not None and call < len(record.results)
-        results = record.results[call] if record is not None and has_call else ()
+        results = record.results[call] if record is not None and call < len(record.results) else ()
         recorded = next((name for name in results if name), None)
         host = self._merged_into.get(path)
         if host is not None and recorded is None:
@@ -170,27 +160,10 @@ class Gaps:
         return "its result is not in the file"
 
     def explain_unobserved(self, path: str) -> str:
-        """Explain why a module that ran in the export was not observed in PyTorch.
-
-        Args:
-            path: The module path.
-
-        Returns:
-            A clause for a message.
-        """
+        """Explain in a clause why a module that ran in the export was not observed in PyTorch."""
         if path in self._only_in_subgraphs or self.is_absorbed(path):
             return self.explain(path)
         return (
             "its calls cannot be observed in PyTorch: "
             "it is compiled, or it was called past its forward hooks"
         )
-
-
-def _merged_modules(tags: Iterable[NodeTag]) -> dict[str, str]:
-    """Map each module with operations in a node of another module to that module."""
-    merged: dict[str, str] = {}
-    for tag in tags:
-        for path in tag.hierarchy_covers:
-            if path != tag.hierarchy_module:
-                merged.setdefault(path, tag.hierarchy_module)
-    return merged

@@ -1,8 +1,10 @@
-"""Records of a verification, and the comparison of two arrays."""
+"""Records of a verification, their summary, and the comparison of two arrays."""
 
 from __future__ import annotations
 
 import enum
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -122,13 +124,6 @@ class Tolerance(msgspec.Struct, frozen=True):
 def make_tolerance(atol: float, rtol: float) -> Tolerance:
     """Check two tolerances and return them as a record.
 
-    Args:
-        atol: Absolute tolerance.
-        rtol: Relative tolerance.
-
-    Returns:
-        The tolerance.
-
     Raises:
         ArgumentTypeError: If one of them is not a number.
         ArgumentError: If one of them is negative or not finite.
@@ -177,34 +172,20 @@ def measure_difference(expected: Array, actual: Array, tolerance: Tolerance) -> 
         within = bool(np.all(difference <= tolerance.atol + tolerance.rtol * magnitude))
     if numeric_kind(expected.dtype) not in "fc":
         within = bool(np.array_equal(expected, actual))
-    return Difference(
-        float(difference.max()), float(relative.max()), _cosine(first, second), within
-    )
+    largest = float(difference.max()), float(relative.max())
+    return Difference(*largest, _cosine(first, second), within)
 
 
 def numeric_kind(dtype: np.dtype[Any]) -> str:
-    """Return numpy's kind of a dtype, without the difference between signed and unsigned.
-
-    Args:
-        dtype: A dtype of numpy or ml_dtypes.
-
-    Returns:
-        `f` for floats, `i` for integers, else numpy's own letter.
-    """
+    """Return `f` for floats, `i` for signed and unsigned integers, else numpy's kind of a dtype."""
     # ml_dtypes registers bfloat16 and the float8 types as kind V.
     return {"V": "f", "u": "i"}.get(dtype.kind, dtype.kind)
 
 
 def is_comparable(expected: Array, actual: Array) -> bool:
-    """Return whether two arrays have the same shape and the same kind of number.
-
-    Args:
-        expected: The values of PyTorch.
-        actual: The values of ONNX Runtime.
-    """
-    return expected.shape == actual.shape and numeric_kind(expected.dtype) == numeric_kind(
-        actual.dtype
-    )
+    """Return whether two arrays have the same shape and the same kind of number."""
+    kinds = numeric_kind(expected.dtype), numeric_kind(actual.dtype)
+    return expected.shape == actual.shape and kinds[0] == kinds[1]
 
 
 def _as_wide(values: Array) -> Array:
@@ -223,3 +204,58 @@ def _cosine(first: Array, second: Array) -> float:
     first, second = first / scales[0], second / scales[1]  # no square can overflow now
     norms = np.linalg.norm(first) * np.linalg.norm(second)
     return float(np.real(np.vdot(first, second)) / norms)
+
+
+def worst_calls(runs: Sequence[Sequence[ModuleParity]]) -> list[ModuleParity]:
+    """Return the worst record of each call over all runs, in the order of the first run."""
+    worst: dict[tuple[str, int], ModuleParity] = {}
+    for number, run in enumerate(runs):
+        calls: Counter[str] = Counter()
+        for parity in run:
+            key = (parity.module, calls[parity.module])
+            calls[parity.module] += 1
+            if key not in worst or _severity(parity) > _severity(worst[key]):
+                worst[key] = msgspec.structs.replace(parity, run=number)
+    return list(worst.values())
+
+
+def _severity(parity: ModuleParity) -> tuple[bool, bool, bool, float]:
+    """Rank a record: failed above not compared, and that above agreeing."""
+    outcome, is_cause = parity.outcome, parity.blame == Blame.HERE
+    return outcome in FAILED, outcome not in COMPARED, is_cause, _infinite_if_none(parity.max_abs)
+
+
+def _infinite_if_none(size: float | None) -> float:
+    return float("inf") if size is None else size
+
+
+def summarize(
+    name: str, tolerance: Tolerance, modules: tuple[ModuleParity, ...], runs: int
+) -> Verification:
+    """Count the outcomes of all calls, and name the modules that differ or were not compared."""
+    failed = [parity for parity in modules if parity.outcome in FAILED]
+    compared = {parity.module for parity in modules if parity.outcome in COMPARED}
+    incomplete = (
+        parity.module
+        for parity in modules
+        if parity.outcome not in COMPARED or len(parity.tensors) < parity.results
+    )
+    causes = [parity for parity in failed if parity.blame == Blame.HERE]
+    causes.sort(key=lambda parity: _infinite_if_none(parity.own_abs), reverse=True)
+    return Verification(
+        file=name,
+        runs=runs,
+        atol=tolerance.atol,
+        rtol=tolerance.rtol,
+        agrees=not failed and bool(compared),
+        first=failed[0].module if failed else None,
+        causes=tuple(dict.fromkeys(parity.module for parity in causes)),
+        outcomes=dict(Counter(str(parity.outcome) for parity in modules)),
+        modules=modules,
+        modules_total=len({parity.module for parity in modules}),
+        modules_compared=len(compared),
+        partly_compared=tuple(dict.fromkeys(path for path in incomplete if path in compared)),
+        not_compared={
+            parity.module: parity.note or "" for parity in modules if parity.module not in compared
+        },
+    )

@@ -1,4 +1,4 @@
-"""Run models in ONNX Runtime: the only place that opens a session, and that maps its errors."""
+"""Run models in ONNX Runtime: the only file that opens a session, and that maps its errors."""
 
 from __future__ import annotations
 
@@ -19,20 +19,14 @@ from modelexport.verification.records import Array
 
 # Nothing here imports torch: commands that only read files open sessions too.
 
+# Some operators take bfloat16 and have no CPU kernel for it, others take it in a later opset only.
 _MISSING_KERNEL = ("NOT_IMPLEMENTED", "tensor(bfloat16)")
-"""How ONNX Runtime reports a missing CPU kernel.
-
-Some operators take bfloat16 and have no CPU kernel for it, others take it only in a later opset.
-"""
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _ERRORS_ONLY = 4
 
 
 def import_onnxruntime() -> Any:
     """Import ONNX Runtime.
-
-    Returns:
-        The module.
 
     Raises:
         SourceError: If it is not installed or cannot be loaded.
@@ -98,27 +92,25 @@ class Session:
             FormatError: If a value is missing or ONNX Runtime cannot run the model on them.
         """
         names = [output.name for output in self._session.get_outputs()]
+        options = import_onnxruntime().RunOptions()
+        timer = threading.Timer(seconds or 0.0, setattr, (options, "terminate", True))
+        if seconds is not None:
+            timer.start()
         try:
+            # The file may be of another precision than the values of the model.
             feeds = {
-                info.name: _cast(values[info.name], info.type)
-                for info in self._session.get_inputs()
+                info.name: values[info.name].astype(dtype, copy=False)
+                if (dtype := _input_dtype(info)) is not None
+                else values[info.name]
+                for info in self.inputs
             }
-            results = self._run(names, feeds, seconds)
+            results = self._session.run(names, feeds, options)
         except Exception as error:
             raise _as_format_error("ONNX Runtime cannot run the model", error) from error
-        outputs = zip(names, results, strict=True)
-        return {name: value for name, value in outputs if isinstance(value, np.ndarray)}
-
-    def _run(self, names: list[str], feeds: dict[str, Array], seconds: float | None) -> list[Any]:
-        if seconds is None:
-            return list(self._session.run(names, feeds))
-        options = import_onnxruntime().RunOptions()
-        timer = threading.Timer(seconds, setattr, (options, "terminate", True))
-        timer.start()
-        try:
-            return list(self._session.run(names, feeds, options))
         finally:
             timer.cancel()
+        outputs = zip(names, results, strict=True)
+        return {name: value for name, value in outputs if isinstance(value, np.ndarray)}
 
 
 def _as_format_error(problem: str, error: Exception) -> FormatError:
@@ -132,14 +124,13 @@ def _as_format_error(problem: str, error: Exception) -> FormatError:
     return FormatError(f"{problem}: {reason}", hint=advice if lacks_kernel else None)
 
 
-def _cast(values: Array, input_type: str) -> Array:
-    """Cast values to the type of an input: the file may be of another precision than the model."""
-    name = input_type.removeprefix("tensor(").removesuffix(")")
+def _input_dtype(info: Any) -> np.dtype[Any] | None:
+    """Return the dtype of an input; None if it is no tensor, or numpy has no such type."""
+    name = info.type.removeprefix("tensor(").removesuffix(")").upper()
     try:
-        data_type = onnx.TensorProto.DataType.Value(name.upper())
-        return values.astype(onnx.helper.tensor_dtype_to_np_dtype(data_type), copy=False)
-    except (ValueError, KeyError):  # not a tensor, or a type without a numpy dtype
-        return values
+        return onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name))
+    except (ValueError, KeyError):
+        return None
 
 
 _MOST_ZEROS = 256 << 20
@@ -148,13 +139,7 @@ _LONGEST_ZERO_RUN = 60.0
 
 
 class ZeroRun(msgspec.Struct, frozen=True):
-    """What ONNX Runtime did with a model.
-
-    Attributes:
-        loads: Whether it loaded the model.
-        runs: Whether it then ran the model on zeros.
-        message: What happened, in words.
-    """
+    """Whether ONNX Runtime loaded a model and then ran it on zeros, and a message that says so."""
 
     loads: bool
     runs: bool
@@ -191,12 +176,10 @@ def run_on_zeros(path: Path) -> ZeroRun | None:
 
 def _zeros(info: Any) -> Array | None:
     """Return zeros for an input, with 1 for unknown sizes; None if it is not a plain tensor."""
-    name = info.type.removeprefix("tensor(").removesuffix(")")
     shape = [size if isinstance(size, int) else 1 for size in info.shape or []]
-    if name == "string":
+    if info.type == "tensor(string)":
         return np.full(shape, "", dtype=object)
-    try:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name.upper()))
-    except (ValueError, KeyError):
+    dtype = _input_dtype(info)
+    if dtype is None or math.prod(shape) * dtype.itemsize > _MOST_ZEROS:
         return None
-    return np.zeros(shape, dtype) if math.prod(shape) * dtype.itemsize <= _MOST_ZEROS else None
+    return np.zeros(shape, dtype)

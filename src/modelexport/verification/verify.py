@@ -13,16 +13,16 @@ from modelexport.capture.inputs import ModelInputs, bind_inputs, in_signature_or
 from modelexport.capture.model_state import check_has_weights, unwrap_model
 from modelexport.errors import ArgumentError, ArgumentTypeError, ModelRunError, describe_type
 from modelexport.exporters import CALL_ORDER_EXPORTERS
-from modelexport.extraction.extract import OpenModel, open_tagged
-from modelexport.garbage import pause_collector
+from modelexport.extraction.boundary import OpenModel
+from modelexport.extraction.extract import open_tagged
+from modelexport.graph.flat import pause_collector
 from modelexport.modules.lookup import Selection
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import StrPath, as_path, external_files, require_data_file
 from modelexport.options import keyword_aliases
-from modelexport.verification.blame import BlameFinder, Suspect, Values, Verdict
-from modelexport.verification.inputs import match_inputs, random_input_sets
+from modelexport.verification.blame import BlameFinder, Values, Verdict
 from modelexport.verification.pairing import Gaps, Pair, PairedCall, Pairing
-from modelexport.verification.pytorch_run import run_pytorch
+from modelexport.verification.pytorch_run import match_inputs, random_input_sets, run_pytorch
 from modelexport.verification.records import (
     Array,
     ModuleParity,
@@ -33,9 +33,10 @@ from modelexport.verification.records import (
     is_comparable,
     make_tolerance,
     measure_difference,
+    summarize,
+    worst_calls,
 )
 from modelexport.verification.runtime import Session, import_onnxruntime
-from modelexport.verification.summary import summarize, worst_calls
 
 
 @keyword_aliases(onnx_path="path")
@@ -89,7 +90,7 @@ def verify(
     sets += random_input_sets(sets[0], random_inputs, seed)
     import_onnxruntime()  # fail early, before the model runs
     with pause_collector(), open_tagged(path) as file:
-        for name in external_files(file.source.proto):
+        for name in external_files(file.proto):
             require_data_file(path, name)
         step = on_step or (lambda _: None)
         is_program = isinstance(model, ExportedProgram)
@@ -146,14 +147,6 @@ class _Run(NamedTuple):
     feeds: Values
     name: str
 
-    def prefix(self, message: str) -> str:
-        """Put the name of the run before a message."""
-        return f"{self.name}: {message}" if self.name else message
-
-    def suffix(self, message: str) -> str:
-        """Put the name of the run behind a message."""
-        return f"{message}, {self.name}" if self.name else message
-
 
 class _Verifier(NamedTuple):
     """Runs both models on sets of inputs and compares their values."""
@@ -167,23 +160,20 @@ class _Verifier(NamedTuple):
 
     def prepare(self, sets: Sequence[ModelInputs], given: int) -> list[_Run]:
         """Name the runs, and match their inputs to those of the file before anything runs."""
+        records, graph = self.file.records, self.file.proto.graph
+        # dynamo keeps the order in which keywords are passed, torchscript uses forward's.
+        in_call_order = records is not None and records.export.exporter in CALL_ORDER_EXPORTERS
         runs = []
         for number, inputs in enumerate(sets, 1):
             drawn = " (random inputs)" if number > given else ""
             run = _Run(inputs, {}, f"run {number} of {len(sets)}{drawn}" if len(sets) > 1 else "")
+            ordered = inputs if in_call_order else in_signature_order(self.model, inputs)
             try:
-                runs.append(run._replace(feeds=self._feeds(inputs)))
+                runs.append(run._replace(feeds=match_inputs(graph, self.model, ordered)))
             except ArgumentError as error:
-                raise ArgumentError(run.prefix(error.message), hint=error.hint) from error
+                message = ": ".join(filter(None, (run.name, error.message)))
+                raise ArgumentError(message, hint=error.hint) from error
         return runs
-
-    def _feeds(self, inputs: ModelInputs) -> Values:
-        """Match inputs to those of the file."""
-        records = self.file.source.records
-        # dynamo keeps the order in which keywords are passed, torchscript uses forward's.
-        if records is None or records.export.exporter not in CALL_ORDER_EXPORTERS:
-            inputs = in_signature_order(self.model, inputs)
-        return match_inputs(self.file.source.proto.graph, self.model, inputs)
 
     def compare_all(self, runs: Sequence[_Run]) -> list[ModuleParity]:
         """Compare the calls of every run, and add the modules that PyTorch does not show."""
@@ -193,13 +183,15 @@ class _Verifier(NamedTuple):
 
     def _compare_run(self, run: _Run) -> list[ModuleParity]:
         """Run both models on one set of inputs and compare every call."""
-        self.step(run.suffix("run the PyTorch model"))
+        suffix = f", {run.name}" if run.name else ""
+        self.step(f"run the PyTorch model{suffix}")
         try:
             calls = run_pytorch(self.model, run.inputs, root_only=self.is_program)
         except ModelRunError as error:
-            raise ModelRunError(run.prefix(error.message), hint=error.hint) from error
+            message = ": ".join(filter(None, (run.name, error.message)))
+            raise ModelRunError(message, hint=error.hint) from error
         paired = Pairing(self.file).pair(calls)
-        self.step(run.suffix("run the ONNX file"))
+        self.step(f"run the ONNX file{suffix}")
         values = self._run_file(paired, run.feeds)
         parities = [
             [_compare(pair, values, self.tolerance) for pair in call.pairs] for call in paired
@@ -214,25 +206,20 @@ class _Verifier(NamedTuple):
         self, paired: list[PairedCall], parities: list[_Parities], feeds: Values
     ) -> dict[int, Verdict]:
         """Find out where the differences come from, by the index of the call."""
-        suspects: dict[int, Suspect] = {}
+        wrong: dict[int, Values] = {}
         for index, (call, tensors) in enumerate(zip(paired, parities, strict=True)):
-            wrong = {
-                parity.tensor: pair.expected
-                for pair, parity in zip(call.pairs, tensors, strict=True)
-                if parity is not None and not parity.within
-            }
-            if wrong:
-                suspects[index] = Suspect(call, wrong)
-        if not suspects:
+            for pair, parity in zip(call.pairs, tensors, strict=True):
+                if parity is not None and not parity.within:
+                    wrong.setdefault(index, {})[parity.tensor] = pair.expected
+        if not wrong:
             return {}
-        finder = BlameFinder(self.file, paired, feeds, self.tolerance)
-        return dict(zip(suspects, finder.judge([*suspects.values()], self.step), strict=True))
+        return BlameFinder(self.file, paired, feeds, self.tolerance).judge(wrong, self.step)
 
     def _run_file(self, calls: Sequence[PairedCall], feeds: Values) -> Values:
         """Run the file with the values of all pairs as outputs."""
         names = {name for call in calls for pair in call.pairs for name in pair.names}
-        names -= {value.name for value in self.file.source.main.graph.output}
-        exposed = wire.with_outputs(self.file.weights.data, sorted(names - feeds.keys()))
+        names -= {value.name for value in self.file.main.graph.output}
+        exposed = wire.with_outputs(self.file.data, sorted(names - feeds.keys()))
         session = Session(b"".join(exposed), data_folder=self.file.path.parent)
         return {**feeds, **session.run(feeds)}
 
@@ -243,15 +230,13 @@ class _Verifier(NamedTuple):
         call = paired.call
         record = self.file.modules.records.get(call.path)
         compared = tuple(parity for parity in tensors if parity is not None)
-        outcome, note = self._outcome(paired, compared)
-        measured = [parity for parity in compared if parity.max_abs is not None]
         return msgspec.structs.replace(
-            self._blank(call.path, outcome, note),
+            self._blank(call.path, *self._outcome(paired, compared)),
             call=call.number if record is not None and record.calls > 1 else None,
             blame=None if verdict is None else verdict.blame,
-            max_abs=max((p.max_abs for p in measured if p.max_abs is not None), default=None),
-            max_rel=max((p.max_rel for p in measured if p.max_rel is not None), default=None),
-            cosine=min((p.cosine for p in measured if p.cosine is not None), default=None),
+            max_abs=max((p.max_abs for p in compared if p.max_abs is not None), default=None),
+            max_rel=max((p.max_rel for p in compared if p.max_rel is not None), default=None),
+            cosine=min((p.cosine for p in compared if p.cosine is not None), default=None),
             own_abs=None if verdict is None else verdict.own_abs,
             tensors=compared,
             results=sum(array is not None for array in call.outputs),
@@ -259,11 +244,10 @@ class _Verifier(NamedTuple):
 
     def _unobserved(self, path: str) -> ModuleParity:
         """Build the record of a module that ran in the export and has no call in PyTorch."""
+        outcome = Outcome.ABSORBED if self.gaps.is_absorbed(path) else Outcome.UNSEEN
         note = "a saved program is compared by its outputs only"
         return self._blank(
-            path,
-            Outcome.ABSORBED if self.gaps.is_absorbed(path) else Outcome.UNSEEN,
-            note if self.is_program else self.gaps.explain_unobserved(path),
+            path, outcome, note if self.is_program else self.gaps.explain_unobserved(path)
         )
 
     def _blank(self, path: str, outcome: Outcome, note: str | None) -> ModuleParity:
@@ -290,22 +274,20 @@ class _Verifier(NamedTuple):
         self, paired: PairedCall, compared: tuple[TensorParity, ...]
     ) -> tuple[Outcome, str | None]:
         """Decide the outcome of a call, and what to say about it."""
-        if paired.absorbed:
-            return Outcome.ABSORBED, self.gaps.explain(paired.call.path, paired.call.number)
-        if not paired.pairs:
+        if not paired.absorbed and not paired.pairs:
             return Outcome.NOTHING, "it returns no tensor"
         if not compared:
-            return Outcome.UNKNOWN, self.gaps.explain(paired.call.path, paired.call.number)
+            outcome = Outcome.ABSORBED if paired.absorbed else Outcome.UNKNOWN
+            return outcome, self.gaps.explain(paired.call.path, paired.call.number)
+        notes: list[str] = []
         for parity in compared:
+            expected, _, shape = parity.expected.partition("[")
+            dtype, _, actual_shape = parity.found.partition("[")
             if parity.max_abs is None:
-                same_shape = parity.expected.partition("[")[2] == parity.found.partition("[")[2]
-                outcome = Outcome.DTYPE if same_shape else Outcome.SHAPE
+                outcome = Outcome.DTYPE if shape == actual_shape else Outcome.SHAPE
                 return outcome, f"{parity.found}, not {parity.expected}"
-        notes = [
-            f"{parity.found.partition('[')[0]} for {parity.expected.partition('[')[0]}"
-            for parity in compared
-            if parity.found != parity.expected
-        ][:1]
+            if dtype != expected and not notes:
+                notes.append(f"{dtype} for {expected}")
         if len(compared) < len(paired.pairs):
             notes.append(f"{len(compared)} of {len(paired.pairs)} results compared")
         agrees = all(parity.within for parity in compared)
@@ -324,15 +306,9 @@ def _compare(pair: Pair, values: Mapping[str, Array], tolerance: Tolerance) -> T
     if not names:
         return None
     value = values[names[0]]
-    parity = TensorParity(
-        names[0], _signature(expected), _signature(value), None, None, None, False
-    )
+    old, new = (f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in (expected, value))
+    parity = TensorParity(names[0], old, new, None, None, None, False)
     if is_comparable(expected, value):
         difference = measure_difference(expected, value, tolerance)
         parity = msgspec.structs.replace(parity, **msgspec.structs.asdict(difference))
     return None if pair.guessed and not parity.within else parity
-
-
-def _signature(array: Array) -> str:
-    """Format the type and shape of an array."""
-    return f"{array.dtype}[{','.join(map(str, array.shape))}]"
