@@ -1,0 +1,245 @@
+"""retag(): carry the map of a tagged file over to what another tool made of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from modelexport.errors import ArgumentError, FormatError, NotDescendedError, plural
+from modelexport.graph.flat import pause_collector
+from modelexport.modules.record import Attribution
+from modelexport.onnx_file.atomic_write import check_output_path, transaction
+from modelexport.onnx_file.model_file import (
+    StrPath,
+    as_path,
+    check_no_overwrite,
+    external_files,
+    open_mapped,
+    parse_model,
+    require_data_file,
+)
+from modelexport.retagging.anchors import Anchors, Side, find_anchors
+from modelexport.retagging.carry import carry_records, find_results
+from modelexport.retagging.fill import Filler, Modules
+from modelexport.retagging.sketch import Array
+from modelexport.retagging.values import OpenFile, sketch_initializers, sketch_values
+from modelexport.tagged.hierarchy_map import HierarchyMap, tag_nodes, tagged_chunks
+from modelexport.tagged.model import TaggedModel
+from modelexport.tagged.records import (
+    EmbeddedMap,
+    RetagRecord,
+    Sidecar,
+    encode_sidecar,
+    sidecar_path,
+)
+from modelexport.tagged.tables import complete_sidecar, tensor_infos
+from modelexport.verification.feeds import make_feeds
+
+_LEAST_RELATED = 0.2
+"""The share of nodes that must have an original, for a file to be made from it."""
+_RELATED = 0.9
+"""The relative error from which two values have nothing to do with each other."""
+
+
+class RetagReport(msgspec.Struct, frozen=True):
+    """What `retag` wrote: the files, and the map that they carry."""
+
+    onnx_path: Path
+    sidecar_path: Path
+    data_paths: tuple[Path, ...]
+    compared: str | None
+    """On which inputs the values of the two files were compared; None if they were not."""
+    hierarchy: Sidecar
+    """The whole map, as the sidecar has it."""
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes, all of which have a tag."""
+        return self.hierarchy.statistics.nodes
+
+    @property
+    def methods(self) -> dict[str, int]:
+        """How many nodes rest on which evidence."""
+        return self.hierarchy.statistics.methods
+
+
+def retag(
+    original: StrPath,
+    changed: StrPath,
+    output_path: StrPath,
+    *,
+    inputs: StrPath | Mapping[str, Array] | None = None,
+    run: bool = True,
+    on_step: Callable[[str], None] | None = None,
+) -> RetagReport:
+    """Write a file that another tool made from a tagged one, with a tag on every node.
+
+    Nodes are matched by names, by structure, and by the values that they compute, for which both
+    files run once in ONNX Runtime. `strip` restores the bytes of the changed file.
+
+    Args:
+        original: The tagged file, or one with a sidecar.
+        changed: The file that an optimiser, a quantizer or a converter made from it.
+        output_path: The file to write, with a sidecar beside it.
+        inputs: Arrays by input name, or an `.npz` file with them; None for the example inputs that
+            the export recorded.
+        run: Compare values. Without it, only names and structure are used, and nothing runs.
+        on_step: Called with a line of progress.
+
+    Returns:
+        What was written, and the map.
+
+    Raises:
+        ArgumentError: The output would overwrite an input, or the inputs do not fit.
+        FileError: A file cannot be read or written.
+        FormatError: A file is not a model, the original has no tags, or a file does not run.
+        NotDescendedError: The changed file was not made from the original.
+    """
+    target, step = check_output_path(output_path), on_step or (lambda _: None)
+    with ExitStack() as stack, pause_collector():
+        step("read the two files")
+        old, old_model = _open(as_path(original), stack)
+        new, new_model = _open(as_path(changed), stack)
+        if old_model.records is None or not any(old_model.effective_tags):
+            raise FormatError(
+                f"{old.path.name} has no tags",
+                hint="pass the file that modelexport exported, with its sidecar if it is clean",
+            )
+        check_no_overwrite(old.path, old.proto, target)
+        check_no_overwrite(new.path, new.proto, target)
+        sides, compared = _sides(old_model, old, new, inputs, run, step)
+        step("match the nodes")
+        anchors = find_anchors(*sides, new_model.tags, old_model.effective_tags)
+        _check_descent(*sides, anchors, old.path.name, new.path.name)
+        modules = Modules(old_model.modules)
+        answers = Filler(*sides, anchors, old_model.effective_tags, new_model.tags, modules).fill()
+        hierarchy = _build_map(
+            old_model.records, new, sides, anchors, modules, answers, target,
+            RetagRecord(old.path.name, new.path.name, compared),
+        )  # fmt: skip
+        step("write the files")
+        data_paths = _write(new, target, hierarchy)
+    return RetagReport(target, sidecar_path(target), data_paths, compared, hierarchy.sidecar)
+
+
+def _open(path: Path, stack: ExitStack) -> tuple[OpenFile, TaggedModel]:
+    data = stack.enter_context(open_mapped(path))
+    proto = parse_model(data, path)
+    model = TaggedModel(path, proto)
+    return OpenFile(path, data, proto, model.graph), model
+
+
+def _sides(
+    old_model: TaggedModel,
+    old: OpenFile,
+    new: OpenFile,
+    inputs: StrPath | Mapping[str, Array] | None,
+    run: bool,
+    step: Callable[[str], None],
+) -> tuple[tuple[Side, Side], str | None]:
+    """Run both files on the same inputs, if values are to be compared."""
+    if not run:
+        return (Side(old.graph), Side(new.graph)), None
+    feeds = make_feeds(old_model, inputs)
+    step(f"run {old.path.name}")
+    first = Side(
+        old.graph, sketch_values(old, feeds.values), lambda names: sketch_initializers(old, names)
+    )
+    step(f"run {new.path.name}")
+    second = Side(
+        new.graph,
+        sketch_values(new, _feeds_of_changed(old, new, feeds.values)),
+        lambda names: sketch_initializers(new, names),
+    )
+    return (first, second), feeds.source
+
+
+def _feeds_of_changed(
+    old: OpenFile, new: OpenFile, values: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Match the inputs of the two files by name, else by position."""
+    before, after = old.graph.inputs, new.graph.inputs
+    if set(after) <= set(values):
+        return {name: values[name] for name in after}
+    if len(before) != len(after):
+        raise NotDescendedError(
+            f"{new.path.name} was not made from {old.path.name}: it has "
+            f"{plural(len(after), 'input')}, not {len(before)}",
+            hint="pass the tagged file that it was made from",
+        )
+    return {name: values[origin] for name, origin in zip(after, before, strict=True)}
+
+
+def _check_descent(old: Side, new: Side, anchors: Anchors, original: str, changed: str) -> None:
+    """Refuse a file that shares hardly a node or a value with the original."""
+    total = len(new.graph.nodes)
+    matched = len(anchors.nodes)
+    reason = None
+    if matched < _LEAST_RELATED * total:
+        reason = f"{matched} of its {plural(total, 'node')} have a counterpart there"
+    pairs = [
+        (new.sketches[name], old.sketches[origin])
+        for name, origin in anchors.values.items()
+        if name in new.sketches and origin in old.sketches and name in new.graph.producer
+    ]
+    floats = [(a, b) for a, b in pairs if a.is_float and b.is_distinct and a.size == b.size]
+    related = sum(a.order_error(b) < _RELATED for a, b in floats)
+    if reason is None and related < _LEAST_RELATED * len(floats):
+        reason = f"{related} of {len(floats)} values with the same name or position are similar"
+    if reason is not None:
+        raise NotDescendedError(
+            f"{changed} was not made from {original}: only {reason}",
+            hint="pass the tagged file that it was made from"
+            + ("; --no-run compares no values" if new.sketches else ""),
+        )
+
+
+def _build_map(
+    records: EmbeddedMap | Sidecar,
+    new: OpenFile,
+    sides: tuple[Side, Side],
+    anchors: Anchors,
+    modules: Modules,
+    answers: list[Attribution],
+    target: Path,
+    retagged: RetagRecord,
+) -> HierarchyMap:
+    results = find_results(*sides, anchors, modules.records.values())
+    carried = carry_records(modules, answers, results)
+    tag_of = {path: modules.carried_tag(path) for path in {answer.path for answer in answers}}
+    node_tags = tag_nodes(new.graph, answers, tag_of)
+    opset = next((e.version for e in new.proto.opset_import if e.domain in ("", "ai.onnx")), 0)
+    model = msgspec.structs.replace(
+        records.model, onnx=target.name, opset=opset, ir_version=new.proto.ir_version
+    )
+    export = msgspec.structs.replace(
+        records.export,
+        inputs=tensor_infos(new.proto.graph.input),
+        outputs=tensor_infos(new.proto.graph.output),
+        retag=retagged,
+    )
+    return HierarchyMap(node_tags, complete_sidecar(new.graph, node_tags, model, export, carried))
+
+
+def _write(new: OpenFile, target: Path, hierarchy: HierarchyMap) -> tuple[Path, ...]:
+    """Write the model and its sidecar, with its data files where the folder is another one."""
+    names = external_files(new.proto)
+    if target.name in names:
+        raise ArgumentError(
+            f"output {target.name} has the name of a data file of {new.path.name}",
+            hint="choose another output",
+        )
+    files = [require_data_file(new.path, name) for name in names]
+    with transaction(target.parent) as stage:
+        if new.path.parent.resolve() != target.parent.resolve():
+            for number, (name, file) in enumerate(zip(names, files, strict=True)):
+                stage.publish(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
+        sidecar = stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)])
+        stage.publish(sidecar, sidecar_path(target).name)
+        stage.publish(stage.write("model", tagged_chunks(new.data, hierarchy)), target.name)
+        stage.commit()
+    return tuple(target.parent / name for name in names)
