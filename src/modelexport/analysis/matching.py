@@ -346,7 +346,9 @@ def _downstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> lis
                 at = tuple(i for i, read in enumerate(inputs) if read == name)
                 uses.append((output, result[consumer], at))
         # Nothing orders the consumers of a value across two files, so they are sorted.
-        key = ("downstream", side.labels[index], tuple(sorted(uses, key=repr)))
+        if len(uses) > 1:
+            uses.sort(key=repr)
+        key = ("downstream", side.labels[index], tuple(uses))
         result[index] = numbers.setdefault(key, len(numbers))
     return result
 

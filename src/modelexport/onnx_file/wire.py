@@ -7,6 +7,7 @@ that a file which such a library reads and writes again keeps its bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,11 +23,14 @@ _NODE_ATTRIBUTE, _NODE_DOC = 5, 6
 _ATTRIBUTE_TYPE = 20
 _GRAPH_FIELDS = {5: 6, 10: 11}
 """The field of an attribute that has its graphs, `g` or `graphs`, by the attribute's type."""
+_MAY_HAVE_GRAPHS = re.compile(rb"\xa0(\x01[\x05\x0a\x80-\xff]|\x81)")
+"""An attribute's type that has graphs, also where a number takes more bytes than it needs."""
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _VALUE_NAME = 1
 _TENSOR_RAW = 9
 _TENSOR_DATA = frozenset({4, 5, 6, 7, 9, 10, 11})
 _SMALL_TENSOR = 1024
+_SMALL_NODE = 4096
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -259,33 +263,67 @@ def _edit_nodes(data: Buffer, parent: Field, number: int, doc_edit: DocEdit) -> 
 
 
 def _edit_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:
-    parts = list(fields(data, node.payload, node.end))
-    old = next((field for field in parts if field.is_bytes(_NODE_DOC)), None)
+    raw = data[node.payload : node.end]
+    if len(raw) < _SMALL_NODE:
+        raw = bytes(raw)  # faster to read than a view of the file
+    start, end = _doc_string_field(raw)
     # First its own doc_string, which stands behind its attributes, then those of its subgraphs.
-    new = doc_edit(None if old is None else bytes(data[old.payload : old.end]))
-    doc = [] if new is None else delimited(_NODE_DOC, [new])
-    if old is None:
-        offset = next((field.start for field in parts if field.number > _NODE_DOC), node.end)
-        edits = [(offset, offset, doc)]
-    else:
-        edits = [(old.start, old.end, doc)]
-    for field in parts:
-        number = _graphs_field(data, field) if field.is_bytes(_NODE_ATTRIBUTE) else None
+    new = doc_edit(bytes(_content(raw, start, end)) if start < end else None)
+    edits = [(start, end, [] if new is None else delimited(_NODE_DOC, [new]))]
+    if _MAY_HAVE_GRAPHS.search(raw):
+        edits += _edit_subgraphs(raw, doc_edit)
+    chunks: list[Buffer] = []
+    kept_from = 0
+    for start, end, replacement in sorted(edits, key=lambda edit: edit[0]):
+        chunks += [raw[kept_from:start], *replacement]
+        kept_from = end
+    return [*chunks, raw[kept_from:]]
+
+
+def _doc_string_field(node: Buffer) -> tuple[int, int]:
+    """Return where the doc_string field of a node begins and ends, or twice where to insert it.
+
+    An edit spends most of its time here, so fields of the usual kind are read in place.
+    """
+    position, size, insertion = 0, len(node), -1
+    while position < size:
+        start, key = position, node[position]
+        if key & 0x87 == _BYTES and position + 1 < size and node[position + 1] < 0x80:
+            number = key >> 3
+            position += 2 + node[position + 1]
+            is_doc = number == _NODE_DOC
+        else:
+            field = next(fields(node, position, size))
+            number, position, is_doc = field.number, field.end, field.is_bytes(_NODE_DOC)
+        if is_doc and position <= size:
+            return start, position
+        if number > _NODE_DOC and insertion < 0:
+            insertion = start
+    if position > size:
+        raise _cut_short()
+    return (size, size) if insertion < 0 else (insertion, insertion)
+
+
+def _content(data: Buffer, start: int, end: int) -> Buffer:
+    """Return the content of the length-delimited field between two offsets."""
+    return data[next(fields(data, start, end)).payload : end]
+
+
+def _edit_subgraphs(node: Buffer, doc_edit: DocEdit) -> list[tuple[int, int, list[Buffer]]]:
+    """Edit the nodes of the subgraphs of a node; return the attributes to replace."""
+    edits = []
+    for field in fields(node, 0, len(node)):
+        number = _graphs_field(node, field) if field.is_bytes(_NODE_ATTRIBUTE) else None
         if number is not None:
             attribute = _edit_inside(
-                data,
+                node,
                 field.payload,
                 field.end,
                 number,
-                lambda graph: _edit_nodes(data, graph, GRAPH_NODE, doc_edit),
+                lambda graph: _edit_nodes(node, graph, GRAPH_NODE, doc_edit),
             )
             edits.append((field.start, field.end, delimited(_NODE_ATTRIBUTE, attribute)))
-    chunks: list[Buffer] = []
-    kept_from = node.payload
-    for start, end, replacement in sorted(edits, key=lambda edit: edit[0]):
-        chunks += [data[kept_from:start], *replacement]
-        kept_from = end
-    return [*chunks, data[kept_from : node.end]]
+    return edits
 
 
 def _graphs_field(data: Buffer, attribute: Field) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Mapping
 
-from modelexport.graph.flat import Graph
+from modelexport.graph.flat import Graph, Node
 from modelexport.retagging.anchors import Anchors
 from modelexport.retagging.sketch import Sketch
 
@@ -47,6 +47,8 @@ class Regions:
         node = self._changed.nodes[index]
         if node.enclosing >= 0 or node.function:
             return [] if anchor is None else [anchor.origin]
+        if anchor is not None and self._consumes_the_same(node, anchor.origin):
+            return [anchor.origin]
         frontier = self._consumed(index)
         targets = self._produced(index) - frontier
         if anchor is not None:
@@ -56,6 +58,16 @@ class Regions:
                 return [anchor.origin]
         producer = self._original.producer
         return list(self._walk({producer[n] for n in targets if n in producer}, frontier))
+
+    def _consumes_the_same(self, node: Node, origin: int) -> bool:
+        """Whether a node consumes the values of its original, and no others."""
+        producer, values = self._original.producer, self._anchors.values
+        old = [name for name in self._original.nodes[origin].inputs if name in producer]
+        return old == [
+            value
+            for name in node.inputs
+            if (value := values.get(name)) is not None and value in producer
+        ]
 
     def _produced(self, index: int) -> set[str]:
         """Return the original values that a node produces, else those of the nodes after it."""

@@ -129,6 +129,8 @@ def retag(
 def _open(path: Path, stack: ExitStack) -> tuple[OpenFile, TaggedModel]:
     data = stack.enter_context(open_mapped(path))
     proto = parse_model(data, path)
+    for name in external_files(proto):
+        require_data_file(path, name)
     model = TaggedModel(path, proto)
     return OpenFile(path, data, proto, model.graph), model
 

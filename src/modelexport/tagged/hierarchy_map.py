@@ -44,10 +44,16 @@ def tagged_chunks(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffe
     Metadata of an earlier map stays in the file under another key, for `strip`.
     """
     tags = iter(hierarchy.node_tags)
+    encoded: dict[int, bytes] = {}  # most nodes of a module share one object
 
     def edit_doc_string(old: bytes | None) -> bytes | None:
         tag = next(tags)
-        return old if tag is None else encode_tag(tag)
+        if tag is None:
+            return old
+        doc_string = encoded.get(id(tag))
+        if doc_string is None:
+            doc_string = encoded[id(tag)] = encode_tag(tag)
+        return doc_string
 
     embedded = (METADATA_KEY, encode_embedded(hierarchy.embedded))
     return rewrite_doc_strings(
@@ -71,6 +77,7 @@ def tag_nodes(
     primary = [None if answer is None else tag_of[answer.path] for answer in attributions]
     consumers = consumer_tags(graph, primary)
     node_tags: list[NodeTag | None] = []
+    known: dict[tuple[tuple[str, ...], Attribution], NodeTag] = {}
     for node, proto, answer, tag in zip(
         graph.nodes, graph.protos, attributions, primary, strict=True
     ):
@@ -78,7 +85,11 @@ def tag_nodes(
             node_tags.append(None)
             continue
         tags = tags_of_node(node, tag, consumers)
-        new = NodeTag(tags, tag, len(tags), answer.method, answer.path, answer.call, answer.covers)
+        new = known.get((tags, answer))
+        if new is None:
+            new = known[tags, answer] = NodeTag(
+                tags, tag, len(tags), answer.method, answer.path, answer.call, answer.covers
+            )
         node_tags.append(_keep_doc_string(new, proto) if proto.HasField("doc_string") else new)
     return tuple(node_tags)
 

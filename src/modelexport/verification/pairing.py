@@ -6,6 +6,8 @@ import functools
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from modelexport.analysis.subgraph import BoundaryValues
 from modelexport.extraction.boundary import OpenModel
 from modelexport.graph.flat import flatten
@@ -108,6 +110,8 @@ class Gaps:
         ancestry = Ancestry(file.modules.records)
         tags = [tag for tag in main.all_tags() if tag is not None]
         self._modules = file.modules
+        records = file.records
+        self._is_retagged = records is not None and records.export.retag is not msgspec.UNSET
         self._with_own_nodes = {tag.hierarchy_module for tag in tags}
         in_main = {tag.hierarchy_module for tag in main.tags if tag is not None}
         everywhere = {above for path in self._with_own_nodes for above in ancestry.of(path)}
@@ -141,6 +145,13 @@ class Gaps:
         record = self._modules.records.get(path)
         return record is not None and record.status == ModuleStatus.ABSORBED
 
+    def is_removed(self, path: str, call: int) -> bool:
+        """Return whether the tool that changed a retagged file left no result of a call."""
+        record = self._modules.records.get(path)
+        if not self._is_retagged or record is None or call >= len(record.results):
+            return False
+        return not any(record.results[call])
+
     def explain(self, path: str, call: int = 0) -> str:
         """Explain in a clause why a call of a module cannot be compared."""
         if path in self._only_in_subgraphs:
@@ -157,6 +168,8 @@ class Gaps:
             return "the exporter folded its operations or left them out"
         if recorded is not None:
             return f"its result {recorded!r} is not in the file anymore"
+        if self.is_removed(path, call):
+            return "another tool fused its result into a later node"
         return "its result is not in the file"
 
     def explain_unobserved(self, path: str) -> str:

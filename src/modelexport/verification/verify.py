@@ -58,7 +58,7 @@ def verify(
     PyTorch runs once with hooks, and the file runs once in ONNX Runtime with the modules' results
     as outputs. Modules that differ are run again by themselves on PyTorch's own inputs, which
     separates the module that causes a difference from those that inherit it. In a file that was
-    changed since its export, values that kept their names are compared.
+    changed since its export, values that kept their names are compared; `retag` finds renamed ones.
 
     Args:
         model: The model that was exported, or a program of `torch.export`.
@@ -277,8 +277,10 @@ class _Verifier(NamedTuple):
         if not paired.absorbed and not paired.pairs:
             return Outcome.NOTHING, "it returns no tensor"
         if not compared:
-            outcome = Outcome.ABSORBED if paired.absorbed else Outcome.UNKNOWN
-            return outcome, self.gaps.explain(paired.call.path, paired.call.number)
+            path, number = paired.call.path, paired.call.number
+            absorbed = paired.absorbed or self.gaps.is_removed(path, number)
+            outcome = Outcome.ABSORBED if absorbed else Outcome.UNKNOWN
+            return outcome, self.gaps.explain(path, number)
         notes: list[str] = []
         for parity in compared:
             expected, _, shape = parity.expected.partition("[")
