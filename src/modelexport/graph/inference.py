@@ -262,6 +262,20 @@ def _depends_on_shape_only(domain: str, op_type: str) -> bool:
     )
 
 
+@functools.cache
+def only_moves_data(domain: str, op_type: str) -> bool:
+    """Return whether an operator copies elements of its input: it takes strings as well."""
+    try:
+        schema = onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
+    except onnx.defs.SchemaError:
+        return False
+    if not schema.inputs or not schema.outputs:
+        return False
+    output = schema.outputs[0]
+    takes_strings = any("string" in kind for kind in output.types)
+    return takes_strings and any(each.type_str == output.type_str for each in schema.inputs)
+
+
 def _zeros(kind: onnx.TypeProto | None) -> Value | None:
     """Return an array of a fixed shape that takes no memory; None for another shape."""
     if kind is None or not kind.tensor_type.HasField("shape"):

@@ -13,13 +13,16 @@ import msgspec
 
 from modelexport.analysis.matching import LabeledGraph, match_nodes
 from modelexport.graph.flat import Graph, Node
+from modelexport.graph.inference import only_moves_data
 from modelexport.modules.record import NodeTag
 from modelexport.onnx_file.digests import attribute_digests
 from modelexport.retagging.derived_names import base_names
-from modelexport.retagging.sketch import SAME, Sketch, SketchIndex
+from modelexport.retagging.sketch import RE_ENCODED, SAME, Sketch, SketchIndex
 
-_CONFIRMS = 0.02
-"""The relative error up to which a value confirms its name, as float16 has it."""
+_CONTRADICTS = 0.7
+"""The correlation below which the values of a quantized node contradict its derived name."""
+_SIMILAR = 0.15
+"""The relative error that 8 bits leave, up to which a value without any name is a match."""
 
 
 class Side(msgspec.Struct, frozen=True, eq=False):
@@ -35,11 +38,17 @@ class Side(msgspec.Struct, frozen=True, eq=False):
         return self.sketches.get(self.graph.nodes[index].key)
 
     def moves_data(self, index: int) -> bool:
-        """Whether the output of a node has the elements of one of its inputs, in any order."""
+        """Return whether a node returns the elements of one of its inputs, in any order.
+
+        Values decide; in a file that was not run, the operator's schema.
+        """
+        node = self.graph.nodes[index]
+        if not self.sketches:
+            return only_moves_data(node.domain, node.op_type)
         own = self.sketch(index)
         if own is None:
             return False
-        inputs = (self.sketches.get(name) for name in self.graph.nodes[index].inputs)
+        inputs = (self.sketches.get(name) for name in node.inputs)
         return any(
             own.order_error(each) <= SAME or own.content_error(each) <= SAME
             for each in inputs
@@ -47,11 +56,11 @@ class Side(msgspec.Struct, frozen=True, eq=False):
         )
 
     def re_encodes(self, index: int) -> bool:
-        """Whether the output of a node is one of its inputs in another encoding."""
+        """Return whether a node returns one of its inputs in another encoding."""
         own = self.sketch(index)
         inputs = (self.sketches.get(name) for name in self.graph.nodes[index].inputs)
         return own is not None and any(
-            own.is_re_encoded(each) for each in inputs if each is not None
+            own.correlation(each) > RE_ENCODED for each in inputs if each is not None
         )
 
 
@@ -94,6 +103,8 @@ def find_anchors(
     finder.match_values()
     finder.match_derived_names()
     finder.match_initializers()
+    finder.propagate()
+    finder.match_similar_values()
     finder.propagate()
     return Anchors(finder.anchors, finder.values)
 
@@ -172,6 +183,21 @@ class _Finder:
                     self._match_value(index, equal)
                 elif equal:
                     self.values[name] = name if name in equal else equal[0]
+
+    def match_similar_values(self) -> None:
+        """Match the nodes that are left by values that quantization changed a little."""
+        graph = self.original.graph
+        left = [i for i in range(len(self.changed.graph.nodes)) if i not in self.anchors]
+        if not left or not self.original.sketches:
+            return
+        found = SketchIndex(
+            {k: v for k, v in self.original.sketches.items() if k in graph.producer}
+        )
+        for index in left:
+            own = self.changed.sketch(index)
+            similar = [] if own is None else found.find_similar(own, _SIMILAR)
+            if similar:
+                self._match_value(index, similar)
 
     def _match_value(self, index: int, equal: list[str]) -> None:
         graph, node = self.original.graph, self.changed.graph.nodes[index]
@@ -311,18 +337,21 @@ class _Finder:
         for index, node in enumerate(self.changed.graph.nodes):
             if index in self.anchors:
                 continue
-            bases = [graph.producer.get(base) for base in base_names(node.key)]
-            bases += [by_name.get(base) for base in base_names(node.name)]
+            names = [*base_names(node.key), *base_names(node.name)]
+            bases = [graph.producer.get(base) for base in names]
+            bases += [by_name.get(base) for base in names]
             for origin in bases:
                 if origin is not None and self._may_derive(index, origin):
                     self._anchor(index, origin, "derived")
                     break
 
     def _may_derive(self, index: int, origin: int) -> bool:
+        if self.changed.moves_data(index) and not self.original.moves_data(origin):
+            return False  # it serves the node with that name, and has the value of another
         own, old = self.changed.sketch(index), self.original.sketch(origin)
-        if own is None or old is None or own.size != old.size:
+        if own is None or old is None or own.size != old.size or not old.is_distinct:
             return True
-        return own.is_re_encoded(old)
+        return own.correlation(old) > _CONTRADICTS
 
     def _anchor(self, index: int, origin: int, by: str) -> None:
         self.anchors[index] = Anchor(origin, by)

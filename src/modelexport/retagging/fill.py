@@ -4,56 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
-
 from modelexport.graph.flat import Graph
+from modelexport.modules.lookup import ModuleIndex
 from modelexport.modules.record import Attribution, Method, ModuleRecord, NodeTag
 from modelexport.modules.tree import Ancestry
 from modelexport.retagging.anchors import Anchors, Side
 from modelexport.retagging.regions import Regions
 
 
-class Site(msgspec.Struct, frozen=True):
-    """A module and which of its calls."""
-
-    path: str
-    call: int | None
+Call = tuple[str, int | None]
+"""The path of a module, and which of its calls if it ran more than once."""
 
 
-class Modules:
-    """The module records of the original file, and the calls that they are in."""
+class Modules(ModuleIndex):
+    """The modules of the original file."""
 
     def __init__(self, records: Mapping[str, ModuleRecord]) -> None:
-        self.records = records
+        super().__init__(records, ())
         self.ancestry = Ancestry(records)
 
-    def carried_tag(self, path: str) -> str:
-        """Return the tag that the nodes of a module have: its own, or the nearest one above it."""
-        above = reversed(self.ancestry.of(path))
-        records = (self.records.get(each) for each in above)
-        return next((r.tag for r in records if r is not None and r.tag is not None), "/")
-
-    def common(self, sites: Iterable[Site]) -> Site:
-        """Find the lowest module that contains all sites, and its call around the first."""
-        sites = list(sites)
-        path = self.ancestry.common(site.path for site in sites)
+    def common(self, calls: Sequence[Call]) -> Call:
+        """Find the lowest module that contains all of some calls, and its call around the first."""
+        path = self.ancestry.common(path for path, _ in calls)
         # A container has no forward: its nodes are those of the module that calls its items.
         while path and path in self.records and not self.records[path].calls:
             path = self.ancestry.of(path)[-2]
-        return Site(path, self._enclosing_call(sites[0], path))
-
-    def _enclosing_call(self, site: Site, path: str) -> int | None:
-        """Return the call of a module around a call of a module below it."""
-        record = self.records.get(path)
-        if record is None or record.calls < 2:
-            return None
-        call = site.call or 0
-        for below in reversed(self.ancestry.of(site.path)):
-            if below == path:
-                return call
-            called_in = () if below not in self.records else self.records[below].called_in
-            call = max(called_in[call], 0) if call < len(called_in) else 0
-        return call
+        if path not in self.records or self.records[path].calls < 2:
+            return path, None
+        return path, self.call_within(*calls[0], path) or 0
 
 
 class Filler:
@@ -92,10 +70,11 @@ class Filler:
         constant = _constant_nodes(self._changed)
         for index in nodes:
             if index not in self._answers and index not in constant:
-                self._settle_encoder(index)
-        for index in nodes:
-            if index not in self._answers and index not in constant:
-                self._settle_region(index)
+                if self._side.moves_data(index) or self._side.re_encodes(index):
+                    # What it moves or encodes comes from its first input, as far as tools go.
+                    self._settle(index, list(self._changed.producers_of(index))[:1])
+                else:
+                    self._settle_region(index)
         for index in reversed(nodes):
             if index not in self._answers:
                 self._settle(index, self._changed.consumers_of(index))
@@ -146,38 +125,35 @@ class Filler:
 
     def _settle_region(self, index: int) -> None:
         """Give a node whose values are new to the module that contains its region."""
-        if self._side.sketches and self._side.moves_data(index):
-            return
         region = self._regions.of(index)
         covers = self._covered(region)
         if covers:
             tags = [tag for origin in region if (tag := self._tags[origin]) is not None]
-            sites = [Site(tag.hierarchy_module, tag.hierarchy_call) for tag in tags]
-            site = self._modules.common(sites)
+            path, call = self._modules.common(
+                [(tag.hierarchy_module, tag.hierarchy_call) for tag in tags]
+            )
             several = tuple(sorted(covers)) if len(covers) > 1 else ()
-            self._answers[index] = Attribution(site.path, site.call, Method.FUSION, several)
-
-    def _settle_encoder(self, index: int) -> None:
-        """Give a node that quantizes or dequantizes an activation to the module that made it."""
-        if self._side.re_encodes(index) and not self._side.moves_data(index):
-            self._settle(index, self._changed.producers_of(index))
+            # Without values, a node between known ones may implement any part of what they hold.
+            is_sure = self._side.sketches or not several
+            method = Method.FUSION if is_sure else Method.DATAFLOW
+            self._answers[index] = Attribution(path, call, method, several)
 
     def _settle(self, index: int, around: Iterable[int]) -> None:
         node = self._changed.nodes[index]
         if node.enclosing >= 0 or node.function:
             return
-        sites = list(self._sites(around))
-        if sites:
-            site = self._modules.common(sites)
-            self._answers[index] = Attribution(site.path, site.call, Method.DATAFLOW)
+        calls = list(self._calls(around))
+        if calls:
+            path, call = self._modules.common(calls)
+            self._answers[index] = Attribution(path, call, Method.DATAFLOW)
 
-    def _sites(self, around: Iterable[int]) -> Iterator[Site]:
+    def _calls(self, around: Iterable[int]) -> Iterator[Call]:
         for other in around:
             while other >= 0 and other not in self._answers:
                 other = self._changed.nodes[other].enclosing
             if other >= 0:
                 answer = self._answers[other]
-                yield Site(answer.path, answer.call)
+                yield answer.path, answer.call
 
 
 def _constant_nodes(graph: Graph) -> set[int]:

@@ -41,6 +41,8 @@ from modelexport.verification.feeds import make_feeds
 
 _LEAST_RELATED = 0.2
 """The share of nodes that must have an original, for a file to be made from it."""
+_OUTPUTS_AGREE = 0.5
+"""The correlation of the outputs of a file with those of the file that it was made from."""
 _RELATED = 0.9
 """The relative error from which two values have nothing to do with each other."""
 
@@ -181,7 +183,7 @@ def _check_descent(old: Side, new: Side, anchors: Anchors, original: str, change
     total = len(new.graph.nodes)
     matched = len(anchors.nodes)
     reason = None
-    if matched < _LEAST_RELATED * total:
+    if matched < _LEAST_RELATED * total and not _outputs_agree(old, new):
         reason = f"{matched} of its {plural(total, 'node')} have a counterpart there"
     pairs = [
         (new.sketches[name], old.sketches[origin])
@@ -200,6 +202,14 @@ def _check_descent(old: Side, new: Side, anchors: Anchors, original: str, change
         )
 
 
+def _outputs_agree(old: Side, new: Side) -> bool:
+    """Return whether both files return similar values, as a quantized file with new names does."""
+    pairs = zip(old.graph.outputs, new.graph.outputs, strict=False)
+    sketches = [(old.sketches.get(a), new.sketches.get(b)) for a, b in pairs]
+    known = [(a, b) for a, b in sketches if a is not None and b is not None and a.is_distinct]
+    return bool(known) and all(a.correlation(b) > _OUTPUTS_AGREE for a, b in known)
+
+
 def _build_map(
     records: EmbeddedMap | Sidecar,
     new: OpenFile,
@@ -212,7 +222,7 @@ def _build_map(
 ) -> HierarchyMap:
     results = find_results(*sides, anchors, modules.records.values())
     carried = carry_records(modules, answers, results)
-    tag_of = {path: modules.carried_tag(path) for path in {answer.path for answer in answers}}
+    tag_of = {path: modules.carried_tag(path) or "/" for path in {answer.path for answer in answers}}
     node_tags = tag_nodes(new.graph, answers, tag_of)
     opset = next((e.version for e in new.proto.opset_import if e.domain in ("", "ai.onnx")), 0)
     model = msgspec.structs.replace(

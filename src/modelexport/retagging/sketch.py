@@ -18,7 +18,7 @@ _NOISE = 1e-6
 """The relative error that float32 has by itself: matches below it are equally good."""
 _CLEARLY = 3.0
 """A match is clear if the next best has an error that is so many times larger."""
-_RE_ENCODED = 0.98
+RE_ENCODED = 0.98
 """The correlation with its input from which a value is taken for the same, encoded in another way:
 8 bits keep it above 0.99 unless outliers leave the rest few levels."""
 _SUM_WEIGHT = 10.0
@@ -82,21 +82,21 @@ class Sketch(msgspec.Struct, frozen=True, eq=False):
         errors[:-2] *= _SUM_WEIGHT
         return float(errors.max())
 
-    def is_re_encoded(self, other: Sketch) -> bool:
-        """Whether this tensor has the elements of another in the same order, scaled and shifted.
+    def correlation(self, other: Sketch) -> float:
+        """Estimate how far this tensor is another one, scaled and shifted, as quantizers do.
 
         Args:
             other: The sketch of the other tensor.
 
         Returns:
-            Whether the two are correlated, as a tensor and its quantized form are.
+            The absolute correlation, from 0 to 1; 0 for tensors of another size.
         """
         if self.size != other.size or self.size < 2:
-            return False
+            return 0.0
         first = self.projection - self.mean * _ones(self.size)
         second = other.projection - other.mean * _ones(self.size)
         scale = float(np.linalg.norm(first) * np.linalg.norm(second))
-        return scale > 0 and abs(float(first @ second)) > _RE_ENCODED * scale
+        return abs(float(first @ second)) / scale if scale else 0.0
 
 
 def sketch(array: Array) -> Sketch | None:
@@ -213,6 +213,30 @@ class SketchIndex:
             best = _best((wanted.order_error(self._sketches[name]), name) for name in near)
             if best and best[0][0] <= tolerance:
                 return [name for _, name in best]
+        return self._find_in_any_order(wanted, tolerance)
+
+    def find_similar(self, wanted: Sketch, tolerance: float) -> list[str]:
+        """Find the tensors with similar values in the same order, clearly better than others.
+
+        Args:
+            wanted: The sketch of the values.
+            tolerance: The greatest relative error.
+
+        Returns:
+            The names of the best matches; none if tensors that are unlike each other match.
+        """
+        if not (wanted.is_float and wanted.is_distinct) or wanted.size not in self._in_order:
+            return []
+        start = float(wanted.projection[0])
+        near = self._in_order[wanted.size].within(start, tolerance * wanted.norm)
+        best = _best((wanted.order_error(self._sketches[name]), name) for name in near)
+        if not best or best[0][0] > tolerance:
+            return []
+        first = self._sketches[best[0][1]]
+        alike = all(first.order_error(self._sketches[name]) <= SAME for _, name in best)
+        return [name for _, name in best] if alike else []
+
+    def _find_in_any_order(self, wanted: Sketch, tolerance: float) -> list[str]:
         total = float(wanted.sums[1])
         near = self._in_any_order.within(total, tolerance * total)
         best = _best((wanted.content_error(self._sketches[name]), name) for name in near)
