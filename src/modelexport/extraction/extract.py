@@ -31,6 +31,7 @@ from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
     check_no_overwrite,
+    external_files,
     initializer_fields,
     open_mapped,
     parse_model,
@@ -104,7 +105,7 @@ def extract(
     with pause_collector(), open_tagged(path) as file:
         if target is not None:
             data_file = target.with_name(f"{target.name}.data")
-            check_no_overwrite(file.path, file.proto, target, data_file)
+            check_no_overwrite(file.path, external_files(file.proto), target, data_file)
         ref = file.find(module, call)
         boundary = file.boundary(ref)
         extracted = build_model(file, boundary, ref, "" if target is None else target.name)

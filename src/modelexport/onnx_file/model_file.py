@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import stat
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import cast
@@ -24,7 +25,7 @@ from modelexport.errors import (
 )
 from modelexport.graph.flat import StoredNodes
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.atomic_write import is_inside
+from modelexport.onnx_file.atomic_write import Transaction, is_inside
 
 StrPath = str | os.PathLike[str]
 
@@ -194,18 +195,42 @@ def _outside(location: str) -> FormatError:
     )
 
 
-def check_no_overwrite(source: Path, proto: onnx.ModelProto, *targets: Path) -> None:
+def check_no_overwrite(source: Path, data_files: Iterable[str], *targets: Path) -> None:
     """Refuse to overwrite a model that is read, or one of its data files, also through links.
 
     Raises:
         ArgumentError: One of the targets is a file of the model.
     """
-    own = [source, *(source.parent / name for name in external_files(proto))]
+    own = [source, *(source.parent / name for name in data_files)]
     for target in targets:
         if any(_is_same(target, path) for path in own):
             raise ArgumentError(
                 f"output {target.name} would overwrite the input", hint="choose another output"
             )
+
+
+def copy_data_files(stage: Transaction, source: Path, names: Sequence[str], target: Path) -> None:
+    """Add the data files of a model to the files to write, if the target is in another folder.
+
+    Args:
+        stage: The files to write.
+        source: The model.
+        names: The names of its data files.
+        target: The model file that is written with them.
+
+    Raises:
+        ArgumentError: The target has the name of a data file.
+        FileError: A data file is missing.
+    """
+    if target in (target.parent / name for name in names):
+        raise ArgumentError(
+            f"output {target.name} has the name of a data file of {source.name}",
+            hint="choose another output",
+        )
+    files = [require_data_file(source, name) for name in names]
+    if source.parent.resolve() != target.parent.resolve():
+        for number, (name, file) in enumerate(zip(names, files, strict=True)):
+            stage.publish(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
 
 
 def _is_same(first: Path, second: Path) -> bool:

@@ -346,9 +346,11 @@ class _Finder:
                     break
 
     def _may_derive(self, index: int, origin: int) -> bool:
-        if self.changed.moves_data(index) and not self.original.moves_data(origin):
-            return False  # it serves the node with that name, and has the value of another
         own, old = self.changed.sketch(index), self.original.sketch(origin)
+        is_quantized = own is not None and not own.is_float
+        moves = self.changed.moves_data(index) and not self.original.moves_data(origin)
+        if moves and not is_quantized:
+            return False  # it serves the node with that name, and has the value of another
         if own is None or old is None or own.size != old.size or not old.is_distinct:
             return True
         return own.correlation(old) > _CONTRADICTS

@@ -11,7 +11,6 @@ from modelexport.modules.tree import Ancestry
 from modelexport.retagging.anchors import Anchors, Side
 from modelexport.retagging.regions import Regions
 
-
 Call = tuple[str, int | None]
 """The path of a module, and which of its calls if it ran more than once."""
 

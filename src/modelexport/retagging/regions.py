@@ -155,6 +155,8 @@ class Regions:
 def _captured_values(graph: Graph) -> dict[int, list[str]]:
     """Return the outer values that the subgraphs of each node of the main graph consume."""
     captured: dict[int, list[str]] = {}
+    if not graph.subgraphs:
+        return captured
     for index, node in enumerate(graph.nodes):
         outer = index
         while graph.nodes[outer].enclosing >= 0:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from modelexport.errors import ArgumentError, FormatError, NotDescendedError, plural
+from modelexport.errors import FormatError, NotDescendedError, plural
 from modelexport.graph.flat import pause_collector
 from modelexport.modules.record import Attribution
 from modelexport.onnx_file.atomic_write import check_output_path, transaction
@@ -17,6 +16,7 @@ from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
     check_no_overwrite,
+    copy_data_files,
     external_files,
     open_mapped,
     parse_model,
@@ -25,7 +25,7 @@ from modelexport.onnx_file.model_file import (
 from modelexport.retagging.anchors import Anchors, Side, find_anchors
 from modelexport.retagging.carry import carry_records, find_results
 from modelexport.retagging.fill import Filler, Modules
-from modelexport.retagging.sketch import Array
+from modelexport.retagging.sketch import Array, SketchIndex
 from modelexport.retagging.values import OpenFile, sketch_initializers, sketch_values
 from modelexport.tagged.hierarchy_map import HierarchyMap, tag_nodes, tagged_chunks
 from modelexport.tagged.model import TaggedModel
@@ -40,7 +40,7 @@ from modelexport.tagged.tables import complete_sidecar, tensor_infos
 from modelexport.verification.feeds import make_feeds
 
 _LEAST_RELATED = 0.2
-"""The share of nodes that must have an original, for a file to be made from it."""
+"""The share of nodes, values or initializers that a file shares with the one it was made from."""
 _OUTPUTS_AGREE = 0.5
 """The correlation of the outputs of a file with those of the file that it was made from."""
 _RELATED = 0.9
@@ -111,8 +111,8 @@ def retag(
                 f"{old.path.name} has no tags",
                 hint="pass the file that modelexport exported, with its sidecar if it is clean",
             )
-        check_no_overwrite(old.path, old.proto, target)
-        check_no_overwrite(new.path, new.proto, target)
+        for file in (old, new):
+            check_no_overwrite(file.path, file.data_files, target)
         sides, compared = _sides(old_model, old, new, inputs, run, step)
         step("match the nodes")
         anchors = find_anchors(*sides, new_model.tags, old_model.effective_tags)
@@ -131,10 +131,11 @@ def retag(
 def _open(path: Path, stack: ExitStack) -> tuple[OpenFile, TaggedModel]:
     data = stack.enter_context(open_mapped(path))
     proto = parse_model(data, path)
-    for name in external_files(proto):
+    data_files = external_files(proto)
+    for name in data_files:
         require_data_file(path, name)
     model = TaggedModel(path, proto)
-    return OpenFile(path, data, proto, model.graph), model
+    return OpenFile(path, data, proto, model.graph, data_files), model
 
 
 def _sides(
@@ -149,17 +150,15 @@ def _sides(
     if not run:
         return (Side(old.graph), Side(new.graph)), None
     feeds = make_feeds(old_model, inputs)
-    step(f"run {old.path.name}")
-    first = Side(
-        old.graph, sketch_values(old, feeds.values), lambda names: sketch_initializers(old, names)
-    )
-    step(f"run {new.path.name}")
-    second = Side(
-        new.graph,
-        sketch_values(new, _feeds_of_changed(old, new, feeds.values)),
-        lambda names: sketch_initializers(new, names),
-    )
-    return (first, second), feeds.source
+    changed_feeds = _feeds_of_changed(old, new, feeds.values)
+
+    def side(file: OpenFile, values: Mapping[str, Array]) -> Side:
+        step(f"run {file.path.name}")
+        return Side(
+            file.graph, sketch_values(file, values), lambda names: sketch_initializers(file, names)
+        )
+
+    return (side(old, feeds.values), side(new, changed_feeds)), feeds.source
 
 
 def _feeds_of_changed(
@@ -179,12 +178,28 @@ def _feeds_of_changed(
 
 
 def _check_descent(old: Side, new: Side, anchors: Anchors, original: str, changed: str) -> None:
-    """Refuse a file that shares hardly a node or a value with the original."""
-    total = len(new.graph.nodes)
-    matched = len(anchors.nodes)
-    reason = None
-    if matched < _LEAST_RELATED * total and not _outputs_agree(old, new):
-        reason = f"{matched} of its {plural(total, 'node')} have a counterpart there"
+    """Refuse a file that shares hardly a node, a value or an initializer with the original."""
+    reason = _missing_nodes(old, new, anchors) or _unlike_values(old, new, anchors)
+    if reason is None or _outputs_agree(old, new) or _share_initializers(old, new):
+        return
+    raise NotDescendedError(
+        f"{changed} was not made from {original}: only {reason}",
+        hint="pass the tagged file that it was made from"
+        + ("; --no-run compares no values" if new.sketches else ""),
+    )
+
+
+def _missing_nodes(old: Side, new: Side, anchors: Anchors) -> str | None:
+    """Describe how few nodes of either file have a counterpart in the other, if they are few."""
+    total, matched = len(new.graph.nodes), len(anchors.nodes)
+    kept = len({anchor.origin for anchor in anchors.nodes.values()})
+    if matched >= _LEAST_RELATED * total or kept >= _LEAST_RELATED * len(old.graph.nodes):
+        return None
+    return f"{matched} of its {plural(total, 'node')} have a counterpart there"
+
+
+def _unlike_values(old: Side, new: Side, anchors: Anchors) -> str | None:
+    """Describe how few values are similar to those with the same name, if they are few."""
     pairs = [
         (new.sketches[name], old.sketches[origin])
         for name, origin in anchors.values.items()
@@ -192,14 +207,18 @@ def _check_descent(old: Side, new: Side, anchors: Anchors, original: str, change
     ]
     floats = [(a, b) for a, b in pairs if a.is_float and b.is_distinct and a.size == b.size]
     related = sum(a.order_error(b) < _RELATED for a, b in floats)
-    if reason is None and related < _LEAST_RELATED * len(floats):
-        reason = f"{related} of {len(floats)} values with the same name or position are similar"
-    if reason is not None:
-        raise NotDescendedError(
-            f"{changed} was not made from {original}: only {reason}",
-            hint="pass the tagged file that it was made from"
-            + ("; --no-run compares no values" if new.sketches else ""),
-        )
+    if related >= _LEAST_RELATED * len(floats):
+        return None
+    return f"{related} of {len(floats)} values with the same name or position are similar"
+
+
+def _share_initializers(old: Side, new: Side) -> bool:
+    """Return whether many initializers are the same, as in a file that a tool damaged."""
+    known = SketchIndex(old.initializers(set(old.graph.initializers)))
+    sketches = new.initializers(set(new.graph.initializers)).values()
+    floats = [each for each in sketches if each.is_float and each.is_distinct]
+    shared = sum(bool(known.find(each)) for each in floats)
+    return bool(floats) and shared >= _LEAST_RELATED * len(floats)
 
 
 def _outputs_agree(old: Side, new: Side) -> bool:
@@ -222,7 +241,8 @@ def _build_map(
 ) -> HierarchyMap:
     results = find_results(*sides, anchors, modules.records.values())
     carried = carry_records(modules, answers, results)
-    tag_of = {path: modules.carried_tag(path) or "/" for path in {answer.path for answer in answers}}
+    paths = {answer.path for answer in answers}
+    tag_of = {path: modules.carried_tag(path) or "/" for path in paths}
     node_tags = tag_nodes(new.graph, answers, tag_of)
     opset = next((e.version for e in new.proto.opset_import if e.domain in ("", "ai.onnx")), 0)
     model = msgspec.structs.replace(
@@ -239,19 +259,10 @@ def _build_map(
 
 def _write(new: OpenFile, target: Path, hierarchy: HierarchyMap) -> tuple[Path, ...]:
     """Write the model and its sidecar, with its data files where the folder is another one."""
-    names = external_files(new.proto)
-    if target.name in names:
-        raise ArgumentError(
-            f"output {target.name} has the name of a data file of {new.path.name}",
-            hint="choose another output",
-        )
-    files = [require_data_file(new.path, name) for name in names]
     with transaction(target.parent) as stage:
-        if new.path.parent.resolve() != target.parent.resolve():
-            for number, (name, file) in enumerate(zip(names, files, strict=True)):
-                stage.publish(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
+        copy_data_files(stage, new.path, new.data_files, target)
         sidecar = stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)])
         stage.publish(sidecar, sidecar_path(target).name)
         stage.publish(stage.write("model", tagged_chunks(new.data, hierarchy)), target.name)
         stage.commit()
-    return tuple(target.parent / name for name in names)
+    return tuple(target.parent / name for name in new.data_files)

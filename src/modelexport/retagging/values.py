@@ -26,6 +26,8 @@ class OpenFile(msgspec.Struct, frozen=True):
     data: wire.Buffer
     proto: onnx.ModelProto
     graph: Graph
+    data_files: list[str]
+    """The names of its data files."""
 
 
 def sketch_values(file: OpenFile, feeds: Mapping[str, Array]) -> dict[str, Sketch]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
     check_no_overwrite,
+    copy_data_files,
     external_files,
     open_mapped,
     parse_model,
-    require_data_file,
 )
 from modelexport.onnx_file.wire import rewrite_doc_strings
 from modelexport.options import keyword_aliases
@@ -81,17 +80,9 @@ def strip_file(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
     source, target = as_path(source), check_output_path(target)
     with open_mapped(source) as data, transaction(target.parent) as stage:
         proto = parse_model(data, source)
-        check_no_overwrite(source, proto, target)
         names = external_files(proto)
-        if target in (target.parent / name for name in names):
-            raise ArgumentError(
-                f"output {target.name} has the name of a data file of {source.name}",
-                hint="choose another output",
-            )
-        files = [require_data_file(source, name) for name in names]
-        if source.parent.resolve() != target.parent.resolve():
-            for number, (name, file) in enumerate(zip(names, files, strict=True)):
-                stage.publish(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
+        check_no_overwrite(source, names, target)
+        copy_data_files(stage, source, names, target)
         stage.publish(stage.write("model", stripped_chunks(data)), target.name)
         stage.commit()
     return target, names
