@@ -16,7 +16,7 @@ from modelexport.errors import FormatError
 from modelexport.graph.flat import flatten
 from modelexport.modules.record import NodeTag
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.wire import rewrite_doc_strings
+from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.tagged.records import decode_tag, encode_tag
 from modelexport.tagged.strip import stripped_chunks
 

@@ -18,6 +18,7 @@ from modelexport.graph.flat import pause_collector
 from modelexport.modules.record import NodeTag
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import transaction
+from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
@@ -28,7 +29,6 @@ from modelexport.onnx_file.model_file import (
     parse_model,
     resolve_data_file,
 )
-from modelexport.onnx_file.wire import rewrite_doc_strings
 from modelexport.options import keyword_aliases
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.records import (

@@ -7,7 +7,6 @@ that a file which such a library reads and writes again keeps its bytes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,28 +15,17 @@ from modelexport.errors import FormatError
 Buffer = bytes | memoryview
 
 # Field numbers of onnx.proto, fixed by the ONNX specification.
-MODEL_GRAPH, _MODEL_METADATA, MODEL_FUNCTIONS = 7, 14, 25
+MODEL_GRAPH, MODEL_FUNCTIONS = 7, 25
 GRAPH_NODE, GRAPH_INITIALIZER, _GRAPH_OUTPUT = 1, 5, 12
-_FUNCTION_NODE = 7
-_NODE_ATTRIBUTE, _NODE_DOC = 5, 6
-_ATTRIBUTE_TYPE = 20
-_GRAPH_FIELDS = {5: 6, 10: 11}
-"""The field of an attribute that has its graphs, `g` or `graphs`, by the attribute's type."""
-_MAY_HAVE_GRAPHS = re.compile(rb"\xa0(\x01[\x05\x0a\x80-\xff]|\x81)")
-"""An attribute's type that has graphs, also where a number takes more bytes than it needs."""
-_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _VALUE_NAME = 1
-_TENSOR_RAW = 9
+_TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 9, 13, 14
+_EXTERNAL = 1
 _TENSOR_DATA = frozenset({4, 5, 6, 7, 9, 10, 11})
 _SMALL_TENSOR = 1024
-_SMALL_NODE = 4096
+_LARGE_TENSOR = 1 << 16
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-DocEdit = Callable[[bytes | None], bytes | None]
-"""Returns the doc_string to write for a node, given the one it has; None is no doc_string.
-
-It is called once for each node, in file order, for a node before those of its subgraphs."""
+VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class Field(NamedTuple):
@@ -51,7 +39,7 @@ class Field(NamedTuple):
 
     def is_bytes(self, number: int) -> bool:
         """Whether the field has this number and is length-delimited, as messages are."""
-        return self.number == number and self.kind == _BYTES
+        return self.number == number and self.kind == BYTES
 
 
 def fields(data: Buffer, position: int, end: int) -> Iterator[Field]:
@@ -67,21 +55,21 @@ def fields(data: Buffer, position: int, end: int) -> Iterator[Field]:
     """
     while position < end:
         start = position
-        key, position = _read_varint(data, position, end)
+        key, position = read_varint(data, position, end)
         kind = key & 7
-        if kind == _BYTES:
-            length, position = _read_varint(data, position, end)
+        if kind == BYTES:
+            length, position = read_varint(data, position, end)
             payload, position = position, position + length
-        elif kind == _VARINT:
+        elif kind == VARINT:
             payload = position
-            _, position = _read_varint(data, position, end)
+            _, position = read_varint(data, position, end)
         elif kind in (_FIXED64, _FIXED32):
             payload, position = position, position + (8 if kind == _FIXED64 else 4)
         else:
             hint = "it has a field of an unknown kind"
             raise FormatError("the file is not an ONNX model", hint=hint)
         if position > end:
-            raise _cut_short()
+            raise cut_short()
         yield Field(key >> 3, kind, start, payload, position)
 
 
@@ -134,7 +122,7 @@ def replace_fields(
     return chunks
 
 
-def _edit_inside(
+def edit_inside(
     data: Buffer, start: int, end: int, number: int, edit: Callable[[Field], list[Buffer]]
 ) -> list[Buffer]:
     """Copy a message with other contents of the messages that are its fields of one number."""
@@ -165,7 +153,7 @@ def without_payload(data: Buffer, known: Sequence[Field] | None = None) -> bytes
                 kept_from = field.end
         return [*chunks, data[kept_from : graph.end]]
 
-    return b"".join(_edit_inside(data, 0, len(data), MODEL_GRAPH, edit))
+    return b"".join(edit_inside(data, 0, len(data), MODEL_GRAPH, edit))
 
 
 def without_values(data: Buffer, tensor: Field) -> list[Buffer]:
@@ -183,164 +171,54 @@ def with_initializers(data: Buffer, added: list[Buffer]) -> list[Buffer]:
         offset = insertion_offset(graph, GRAPH_INITIALIZER)
         return [graph[:offset], *added, graph[offset:]]
 
-    return _edit_inside(data, 0, len(data), MODEL_GRAPH, edit)
+    return edit_inside(data, 0, len(data), MODEL_GRAPH, edit)
 
 
 def with_outputs(data: Buffer, names: Iterable[str]) -> list[Buffer]:
     """Copy a model, in chunks, with more values of its main graph declared as outputs."""
     values = [delimited(_VALUE_NAME, [name.encode()]) for name in names]
     added = [chunk for value in values for chunk in delimited(_GRAPH_OUTPUT, value)]
-    return _edit_inside(
+    return edit_inside(
         data, 0, len(data), MODEL_GRAPH, lambda graph: [data[graph.payload : graph.end], *added]
     )
 
 
-def rewrite_doc_strings(
-    data: Buffer,
-    doc_edit: DocEdit,
-    *,
-    add_metadata: tuple[str, str] | None = None,
-    rename_metadata: Callable[[str], str | None] | None = None,
-) -> list[Buffer]:
-    """Edit the doc_strings of all nodes of a model, and an entry of its metadata.
+def with_external_data(data: Buffer, location: str) -> list[Buffer]:
+    """Copy a model, in chunks, whose large initializers refer to their bytes in the file itself.
+
+    A runtime then maps the data of the file, instead of a copy of the whole model.
 
     Args:
         data: The file.
-        doc_edit: Returns the new doc_string of each node.
-        add_metadata: Key and value of an entry to add after those that the model has.
-        rename_metadata: Returns the new key of an entry; None for an entry to remove.
-
-    Returns:
-        The model, in chunks.
+        location: Its name, as external data refers to it.
     """
-    added: list[Buffer] = []
-    if add_metadata is not None:
-        key, value = (text.encode() for text in add_metadata)
-        entry = [*delimited(_ENTRY_KEY, [key]), *delimited(_ENTRY_VALUE, [value])]
-        added = delimited(_MODEL_METADATA, entry)
 
-    def edit(field: Field) -> list[Buffer] | None:
-        nonlocal added
-        if field.is_bytes(MODEL_GRAPH):
-            chunks = delimited(MODEL_GRAPH, _edit_nodes(data, field, GRAPH_NODE, doc_edit))
-        elif field.is_bytes(MODEL_FUNCTIONS):
-            inside = _edit_nodes(data, field, _FUNCTION_NODE, doc_edit)
-            chunks = delimited(MODEL_FUNCTIONS, inside)
-        elif rename_metadata is not None and field.is_bytes(_MODEL_METADATA):
-            return _rename_entry(data, field, rename_metadata)
-        elif added and field.number > _MODEL_METADATA:
-            chunks = [data[field.start : field.end]]
-        else:
+    def edit(graph: Field) -> list[Buffer]:
+        return replace_fields(data, graph.payload, graph.end, edit_initializer)
+
+    def edit_initializer(field: Field) -> list[Buffer] | None:
+        if not field.is_bytes(GRAPH_INITIALIZER) or field.end - field.payload < _LARGE_TENSOR:
             return None
-        if field.number > _MODEL_METADATA:
-            added, chunks = [], [*added, *chunks]
-        return chunks
+        parts = fields(data, field.payload, field.end)
+        raw = next((part for part in parts if part.is_bytes(_TENSOR_RAW)), None)
+        if raw is None:
+            return None
+        entries = {"location": location, "offset": raw.payload, "length": raw.end - raw.payload}
+        added = [
+            chunk
+            for key, value in entries.items()
+            for chunk in delimited(_TENSOR_EXTERNAL, entry(key, str(value)))
+        ]
+        is_external = [_varint(_TENSOR_LOCATION << 3 | VARINT), _varint(_EXTERNAL)]
+        tensor = [*without_values(data, field), *added, *is_external]
+        return delimited(GRAPH_INITIALIZER, tensor)
 
-    return [*replace_fields(data, 0, len(data), edit), *added]
-
-
-def _rename_entry(
-    data: Buffer, entry: Field, rename: Callable[[str], str | None]
-) -> list[Buffer] | None:
-    old = _entry_key(data, entry)
-    new = rename(old)
-    if new is None or new == old:
-        return [] if new is None else None
-    key = delimited(_ENTRY_KEY, [new.encode()])
-    return delimited(
-        _MODEL_METADATA,
-        replace_fields(
-            data, entry.payload, entry.end, lambda f: key if f.is_bytes(_ENTRY_KEY) else None
-        ),
-    )
+    return edit_inside(data, 0, len(data), MODEL_GRAPH, edit)
 
 
-def _edit_nodes(data: Buffer, parent: Field, number: int, doc_edit: DocEdit) -> list[Buffer]:
-    """Edit the nodes of a graph or function, which are its fields of this number."""
-    return _edit_inside(
-        data, parent.payload, parent.end, number, lambda node: _edit_node(data, node, doc_edit)
-    )
-
-
-def _edit_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:
-    raw = data[node.payload : node.end]
-    if len(raw) < _SMALL_NODE:
-        raw = bytes(raw)  # faster to read than a view of the file
-    start, end = _doc_string_field(raw)
-    # First its own doc_string, which stands behind its attributes, then those of its subgraphs.
-    new = doc_edit(bytes(_content(raw, start, end)) if start < end else None)
-    edits = [(start, end, [] if new is None else delimited(_NODE_DOC, [new]))]
-    if _MAY_HAVE_GRAPHS.search(raw):
-        edits += _edit_subgraphs(raw, doc_edit)
-    chunks: list[Buffer] = []
-    kept_from = 0
-    for start, end, replacement in sorted(edits, key=lambda edit: edit[0]):
-        chunks += [raw[kept_from:start], *replacement]
-        kept_from = end
-    return [*chunks, raw[kept_from:]]
-
-
-def _doc_string_field(node: Buffer) -> tuple[int, int]:
-    """Return where the doc_string field of a node begins and ends, or twice where to insert it.
-
-    An edit spends most of its time here, so fields of the usual kind are read in place.
-    """
-    position, size, insertion = 0, len(node), -1
-    while position < size:
-        start, key = position, node[position]
-        if key & 0x87 == _BYTES and position + 1 < size and node[position + 1] < 0x80:
-            number = key >> 3
-            position += 2 + node[position + 1]
-            is_doc = number == _NODE_DOC
-        else:
-            field = next(fields(node, position, size))
-            number, position, is_doc = field.number, field.end, field.is_bytes(_NODE_DOC)
-        if is_doc and position <= size:
-            return start, position
-        if number > _NODE_DOC and insertion < 0:
-            insertion = start
-    if position > size:
-        raise _cut_short()
-    return (size, size) if insertion < 0 else (insertion, insertion)
-
-
-def _content(data: Buffer, start: int, end: int) -> Buffer:
-    """Return the content of the length-delimited field between two offsets."""
-    return data[next(fields(data, start, end)).payload : end]
-
-
-def _edit_subgraphs(node: Buffer, doc_edit: DocEdit) -> list[tuple[int, int, list[Buffer]]]:
-    """Edit the nodes of the subgraphs of a node; return the attributes to replace."""
-    edits = []
-    for field in fields(node, 0, len(node)):
-        number = _graphs_field(node, field) if field.is_bytes(_NODE_ATTRIBUTE) else None
-        if number is not None:
-            attribute = _edit_inside(
-                node,
-                field.payload,
-                field.end,
-                number,
-                lambda graph: _edit_nodes(node, graph, GRAPH_NODE, doc_edit),
-            )
-            edits.append((field.start, field.end, delimited(_NODE_ATTRIBUTE, attribute)))
-    return edits
-
-
-def _graphs_field(data: Buffer, attribute: Field) -> int | None:
-    """Return the number of the field that has the graphs of an attribute, by its type."""
-    parts = list(fields(data, attribute.payload, attribute.end))
-    types = [f for f in parts if f.number == _ATTRIBUTE_TYPE and f.kind == _VARINT]
-    if not types:
-        return None
-    number = _GRAPH_FIELDS.get(_read_varint(data, types[-1].payload, types[-1].end)[0])
-    return number if any(field.number == number for field in parts) else None
-
-
-def _entry_key(data: Buffer, entry: Field) -> str:
-    for field in fields(data, entry.payload, entry.end):
-        if field.is_bytes(_ENTRY_KEY):
-            return bytes(data[field.payload : field.end]).decode("utf-8", "replace")
-    return ""
+def entry(key: str, value: str) -> list[Buffer]:
+    """Return the content of an entry of metadata or external data."""
+    return [*delimited(ENTRY_KEY, [key.encode()]), *delimited(_ENTRY_VALUE, [value.encode()])]
 
 
 def insertion_offset(message: Buffer, number: int) -> int:
@@ -362,7 +240,7 @@ def delimited(number: int, content: list[Buffer]) -> list[Buffer]:
 
 def header(number: int, length: int) -> bytes:
     """Return key and length, the bytes before the content of a length-delimited field."""
-    return _varint(number << 3 | _BYTES) + _varint(length)
+    return _varint(number << 3 | BYTES) + _varint(length)
 
 
 def _varint(value: int) -> bytes:
@@ -374,7 +252,7 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
+def read_varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
     """Read an integer; return it and the offset behind it."""
     if position < end and data[position] < 0x80:
         return data[position], position + 1
@@ -388,10 +266,11 @@ def _read_varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             break
-    raise _cut_short()
+    raise cut_short()
 
 
-def _cut_short() -> FormatError:
+def cut_short() -> FormatError:
+    """Return the error for a message that ends too early."""
     return FormatError(
         "the file is not a whole ONNX model",
         hint="it is cut short or of another kind; write it again",

@@ -53,8 +53,9 @@ def sketch_values(file: OpenFile, feeds: Mapping[str, Array]) -> dict[str, Sketc
     declared = {value.name for value in file.proto.graph.output}
     for start in range(0, max(len(names), 1), _MOST_VALUES):
         part = names[start : start + _MOST_VALUES]
-        exposed = wire.with_outputs(file.data, [name for name in part if name not in declared])
-        session = Session(b"".join(exposed), data_folder=file.path.parent)
+        session = Session.with_outputs(
+            file.data, file.path, [name for name in part if name not in declared]
+        )
         wanted = set(part) | declared if start == 0 else set(part)
         values = session.run(feeds)
         sketches.update(_sketch_all({k: v for k, v in values.items() if k in wanted}))

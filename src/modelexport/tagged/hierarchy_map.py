@@ -10,7 +10,7 @@ import onnx
 from modelexport.graph.flat import Graph
 from modelexport.modules.record import Attribution, NodeTag
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.wire import rewrite_doc_strings
+from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.tagged.records import (
     METADATA_KEY,
     REPLACED,

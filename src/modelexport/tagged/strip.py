@@ -12,6 +12,7 @@ import onnx
 from modelexport.errors import ArgumentError
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import check_output_path, transaction
+from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
@@ -21,7 +22,6 @@ from modelexport.onnx_file.model_file import (
     open_mapped,
     parse_model,
 )
-from modelexport.onnx_file.wire import rewrite_doc_strings
 from modelexport.options import keyword_aliases
 from modelexport.tagged.records import (
     METADATA_KEY,

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 
 from modelexport.errors import FormatError, SourceError, first_line
+from modelexport.onnx_file import wire
 from modelexport.verification.records import Array
 
 # Nothing here imports torch: commands that only read files open sessions too.
@@ -23,6 +24,8 @@ from modelexport.verification.records import Array
 _MISSING_KERNEL = ("NOT_IMPLEMENTED", "tensor(bfloat16)")
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _ERRORS_ONLY = 4
+_LARGE_FILE = 16 << 20
+"""Bytes from which a file is mapped into memory, not copied."""
 
 
 def import_onnxruntime() -> Any:
@@ -71,6 +74,27 @@ class Session:
             )
         except Exception as error:  # onnxruntime has an exception class for each of its states
             raise _as_format_error("ONNX Runtime rejects the model", error) from error
+
+    @classmethod
+    def with_outputs(cls, data: wire.Buffer, path: Path, names: Iterable[str]) -> Session:
+        """Load a model file with more values of its main graph as outputs.
+
+        Args:
+            data: The bytes of the file.
+            path: The file.
+            names: The values.
+
+        Returns:
+            The session, without optimization.
+
+        Raises:
+            SourceError: If ONNX Runtime is not installed.
+            FormatError: If ONNX Runtime rejects the model.
+        """
+        if len(data) > _LARGE_FILE and not path.is_symlink():
+            # ONNX Runtime refuses data files behind a link that leads out of the folder.
+            data = b"".join(wire.with_external_data(data, path.name))
+        return cls(b"".join(wire.with_outputs(data, names)), data_folder=path.parent)
 
     @property
     def inputs(self) -> list[Any]:

@@ -17,7 +17,6 @@ from modelexport.extraction.boundary import OpenModel
 from modelexport.extraction.extract import open_tagged
 from modelexport.graph.flat import pause_collector
 from modelexport.modules.lookup import Selection
-from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import StrPath, as_path, external_files, require_data_file
 from modelexport.options import keyword_aliases
 from modelexport.verification.blame import BlameFinder, Values, Verdict
@@ -219,8 +218,7 @@ class _Verifier(NamedTuple):
         """Run the file with the values of all pairs as outputs."""
         names = {name for call in calls for pair in call.pairs for name in pair.names}
         names -= {value.name for value in self.file.main.graph.output}
-        exposed = wire.with_outputs(self.file.data, sorted(names - feeds.keys()))
-        session = Session(b"".join(exposed), data_folder=self.file.path.parent)
+        session = Session.with_outputs(self.file.data, self.file.path, sorted(names - feeds.keys()))
         return {**feeds, **session.run(feeds)}
 
     def _record(
