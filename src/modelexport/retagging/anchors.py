@@ -140,8 +140,12 @@ class _Finder:
         by_name = {
             node.name: index for index, node in enumerate(graph.nodes) if names[node.name] == 1
         }
+        once = _functions_called_once(self.changed.graph)
         for index, node in enumerate(self.changed.graph.nodes):
-            by_output = graph.producer.get(node.key)
+            if node.function and node.function not in once:
+                continue  # its nodes stand for several original ones
+            local = node.key.removeprefix(f"{node.function}/") if node.function else node.key
+            by_output = graph.producer.get(local)
             same_name = by_name.get(node.name) if node.name else None
             if by_output is not None and (
                 by_output == same_name or _same_operator(graph.nodes[by_output], node)
@@ -363,6 +367,11 @@ class _Finder:
             self.values.update(zip(new.outputs, old.outputs, strict=True))
         else:
             self.values[new.key] = old.key
+
+
+def _functions_called_once(graph: Graph) -> set[str]:
+    calls = Counter(node.calls_function for node in graph.nodes)
+    return {function for function, count in calls.items() if count == 1}
 
 
 def _at(names: Sequence[str], position: int) -> str | None:

@@ -80,16 +80,29 @@ class Filler:
         for index in nodes:
             if index not in self._answers:
                 self._settle(index, self._changed.producers_of(index))
-        for index in nodes:
-            if index not in self._answers:
-                outer = self._changed.nodes[index].enclosing
-                around = self._answers.get(outer)
-                self._answers[index] = (
-                    Attribution("", None, Method.ROOT)
-                    if around is None
-                    else Attribution(around.path, around.call, Method.DATAFLOW)
-                )
-        return [self._answers[index] for index in nodes]
+        self._settle_nested()
+        root = Attribution("", None, Method.ROOT)
+        return [self._answers.get(index, root) for index in nodes]
+
+    def _settle_nested(self) -> None:
+        """Give the remaining nodes of subgraphs and functions to the modules around them."""
+        callers = _callers(self._changed)
+        left = [i for i in range(len(self._changed.nodes)) if i not in self._answers]
+        while left:
+            for index in left:
+                self._settle_inside(index, callers)
+            # A function may stand before the one that calls it, whose nodes have no answer yet.
+            waiting = [index for index in left if index not in self._answers]
+            left = waiting if len(waiting) < len(left) else []
+
+    def _settle_inside(self, index: int, callers: Mapping[str, list[int]]) -> None:
+        """Give a node of a subgraph or function to the module of the nodes that contain it."""
+        node = self._changed.nodes[index]
+        around = [node.enclosing] if node.enclosing >= 0 else callers.get(node.function, [])
+        calls = list(self._calls(around))
+        if calls:
+            path, call = self._modules.common(calls)
+            self._answers[index] = Attribution(path, call, Method.DATAFLOW)
 
     def _from_anchor(self, index: int) -> Attribution:
         anchor = self._anchors.nodes[index]
@@ -153,6 +166,15 @@ class Filler:
             if other >= 0:
                 answer = self._answers[other]
                 yield answer.path, answer.call
+
+
+def _callers(graph: Graph) -> dict[str, list[int]]:
+    """Return the nodes that call each local function."""
+    callers: dict[str, list[int]] = {key: [] for key in graph.functions}
+    for index, node in enumerate(graph.nodes):
+        if node.calls_function:
+            callers[node.calls_function].append(index)
+    return callers
 
 
 def _constant_nodes(graph: Graph) -> set[int]:

@@ -33,18 +33,22 @@ from modelexport.tagged.records import (
     EmbeddedMap,
     RetagRecord,
     Sidecar,
+    TensorInfo,
     encode_sidecar,
     sidecar_path,
 )
 from modelexport.tagged.tables import complete_sidecar, tensor_infos
 from modelexport.verification.feeds import make_feeds
 
-_LEAST_RELATED = 0.2
+_LEAST_RELATED = 0.3
 """The share of nodes, values or initializers that a file shares with the one it was made from."""
-_OUTPUTS_AGREE = 0.5
-"""The correlation of the outputs of a file with those of the file that it was made from."""
-_RELATED = 0.9
+_RELATED = 0.5
 """The relative error from which two values have nothing to do with each other."""
+
+
+_CORRELATED = 0.7
+_MANY = 64
+"""The correlation that so many unrelated numbers do not have by chance."""
 
 
 class RetagReport(msgspec.Struct, frozen=True):
@@ -148,17 +152,19 @@ def _sides(
 ) -> tuple[tuple[Side, Side], str | None]:
     """Run both files on the same inputs, if values are to be compared."""
     if not run:
-        return (Side(old.graph), Side(new.graph)), None
+        return (_unrun(old), _unrun(new)), None
     feeds = make_feeds(old_model, inputs)
     changed_feeds = _feeds_of_changed(old, new, feeds.values)
 
     def side(file: OpenFile, values: Mapping[str, Array]) -> Side:
         step(f"run {file.path.name}")
-        return Side(
-            file.graph, sketch_values(file, values), lambda names: sketch_initializers(file, names)
-        )
+        return msgspec.structs.replace(_unrun(file), sketches=sketch_values(file, values))
 
     return (side(old, feeds.values), side(new, changed_feeds)), feeds.source
+
+
+def _unrun(file: OpenFile) -> Side:
+    return Side(file.graph, {}, lambda names: sketch_initializers(file, names))
 
 
 def _feeds_of_changed(
@@ -166,15 +172,35 @@ def _feeds_of_changed(
 ) -> dict[str, Array]:
     """Match the inputs of the two files by name, else by position."""
     before, after = old.graph.inputs, new.graph.inputs
-    if set(after) <= set(values):
-        return {name: values[name] for name in after}
-    if len(before) != len(after):
+    problem = None
+    feeds = {name: values[name] for name in after if name in values}
+    if len(feeds) < len(after) and len(before) == len(after):
+        feeds = {name: values[origin] for name, origin in zip(after, before, strict=True)}
+    elif len(feeds) < len(after):
+        problem = f"it has {plural(len(after), 'input')}, not {len(before)}"
+    for info in tensor_infos(new.proto.graph.input):
+        array = feeds.get(info.name)
+        if array is not None and not _fits(info, array):
+            expected = ",".join("?" if dim is None else str(dim) for dim in info.shape)
+            given = ",".join(map(str, array.shape))
+            problem = problem or f"its input {info.name!r} is [{expected}], not [{given}]"
+    if problem is not None:
         raise NotDescendedError(
-            f"{new.path.name} was not made from {old.path.name}: it has "
-            f"{plural(len(after), 'input')}, not {len(before)}",
-            hint="pass the tagged file that it was made from",
+            f"{new.path.name} was not made from {old.path.name}: {problem}",
+            hint="pass the tagged file that it was made from; --no-run compares no values",
         )
-    return {name: values[origin] for name, origin in zip(after, before, strict=True)}
+    return feeds
+
+
+def _fits(info: TensorInfo, array: Array) -> bool:
+    """Return whether an array has the shape that an input declares, if it declares one."""
+    return not info.shape or (
+        len(info.shape) == array.ndim
+        and all(
+            not isinstance(dim, int) or dim == size
+            for dim, size in zip(info.shape, array.shape, strict=True)
+        )
+    )
 
 
 def _check_descent(old: Side, new: Side, anchors: Anchors, original: str, changed: str) -> None:
@@ -193,9 +219,15 @@ def _missing_nodes(old: Side, new: Side, anchors: Anchors) -> str | None:
     """Describe how few nodes of either file have a counterpart in the other, if they are few."""
     total, matched = len(new.graph.nodes), len(anchors.nodes)
     kept = len({anchor.origin for anchor in anchors.nodes.values()})
-    if matched >= _LEAST_RELATED * total or kept >= _LEAST_RELATED * len(old.graph.nodes):
-        return None
-    return f"{matched} of its {plural(total, 'node')} have a counterpart there"
+    enough = matched >= _LEAST_RELATED * total or kept >= _LEAST_RELATED * len(old.graph.nodes)
+    if not enough:
+        return f"{matched} of its {plural(total, 'node')} have a counterpart there"
+    # Any two small graphs have nodes with the same surroundings: a name or a value tells more.
+    is_whole = matched == total == kept == len(old.graph.nodes)
+    by_structure = all(each.by == "structure" for each in anchors.nodes.values())
+    if by_structure and not new.sketches and not is_whole:
+        return "the structure of its nodes is similar, and no name"
+    return None
 
 
 def _unlike_values(old: Side, new: Side, anchors: Anchors) -> str | None:
@@ -207,7 +239,7 @@ def _unlike_values(old: Side, new: Side, anchors: Anchors) -> str | None:
     ]
     floats = [(a, b) for a, b in pairs if a.is_float and b.is_distinct and a.size == b.size]
     related = sum(a.order_error(b) < _RELATED for a, b in floats)
-    if related >= _LEAST_RELATED * len(floats):
+    if not new.sketches or (floats and related >= _LEAST_RELATED * len(floats)):
         return None
     return f"{related} of {len(floats)} values with the same name or position are similar"
 
@@ -226,7 +258,10 @@ def _outputs_agree(old: Side, new: Side) -> bool:
     pairs = zip(old.graph.outputs, new.graph.outputs, strict=False)
     sketches = [(old.sketches.get(a), new.sketches.get(b)) for a, b in pairs]
     known = [(a, b) for a, b in sketches if a is not None and b is not None and a.is_distinct]
-    return bool(known) and all(a.correlation(b) > _OUTPUTS_AGREE for a, b in known)
+    return bool(known) and all(
+        a.order_error(b) < _RELATED or (a.size > _MANY and a.correlation(b) > _CORRELATED)
+        for a, b in known
+    )
 
 
 def _build_map(

@@ -23,7 +23,9 @@ RE_ENCODED = 0.98
 8 bits keep it above 0.99 unless outliers leave the rest few levels."""
 _SUM_WEIGHT = 10.0
 _WIDTH = 64
+_BLOCK = 1 << 16
 _SEED = 20
+_LARGEST = float(np.finfo(np.float32).max) / 2
 
 
 class Sketch(msgspec.Struct, frozen=True, eq=False):
@@ -100,7 +102,7 @@ class Sketch(msgspec.Struct, frozen=True, eq=False):
 
 
 def sketch(array: Array) -> Sketch | None:
-    """Summarise a tensor.
+    """Summarise a tensor, block by block: a large one is never copied as a whole.
 
     Args:
         array: The tensor.
@@ -108,44 +110,47 @@ def sketch(array: Array) -> Sketch | None:
     Returns:
         The sketch; None if the elements are not numbers.
     """
-    if array.dtype.kind not in "fiub" and array.dtype.name not in ("bfloat16",):
+    is_float = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    if not is_float and array.dtype.kind not in "iub":
         return None
-    values = array.reshape(-1).astype(np.float64)
-    if array.dtype.kind == "f" and not np.isfinite(values.sum()):
-        # Masks have infinities, or the least number of their type, where others have zero.
-        values = np.where(np.isfinite(values), values, 0.0)
-    largest = float(np.finfo(np.float32).max) / 2
-    if values.size and (values.max() > largest or values.min() < -largest):
-        values = np.where(np.abs(values) < largest, values, 0.0)
-    size = values.size
-    absolute = np.abs(values)
-    squares = values * values
-    energy = float(squares.sum())
-    sums = np.array(
-        [
+    powers, least, greatest = np.zeros(5), 0.0, 0.0
+    projection = np.zeros(_WIDTH)
+    flat = array.reshape(-1)
+    for number, start in enumerate(range(0, flat.size, _BLOCK)):
+        values = _finite(flat[start : start + _BLOCK].astype(np.float64))
+        absolute, squares = np.abs(values), values * values
+        powers += (
             values.sum(),
             absolute.sum(),
-            energy**0.5,
-            float((squares * absolute).sum()) ** (1 / 3),
-            float((squares * squares).sum()) ** 0.25,
-            min(values.min(), 0.0) if size else 0.0,
-            max(values.max(), 0.0) if size else 0.0,
-        ]
-    )
+            squares.sum(),
+            (squares * absolute).sum(),
+            (squares * squares).sum(),
+        )
+        least, greatest = min(values.min(), least), max(values.max(), greatest)
+        projection += _project(values, number)
+    total, absolute_total, energy = (float(power) for power in powers[:3])
+    roots = energy**0.5, float(powers[3]) ** (1 / 3), float(powers[4]) ** 0.25
     return Sketch(
         shape=array.shape,
-        size=size,
-        is_float=array.dtype.kind == "f" or array.dtype.name == "bfloat16",
-        norm=energy**0.5,
-        mean=float(sums[0]) / size if size else 0.0,
-        sums=sums,
-        projection=_project(values),
+        size=flat.size,
+        is_float=is_float,
+        norm=roots[0],
+        mean=total / flat.size if flat.size else 0.0,
+        sums=np.array([total, absolute_total, *roots, least, greatest]),
+        projection=projection,
     )
 
 
-def _project(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Add the elements, with random signs, in a fixed number of columns."""
-    signed = values * _signs(values.size)
+def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Replace infinities and the greatest numbers, which masks have where others have zero."""
+    if values.max() < _LARGEST and values.min() > -_LARGEST:  # not so with a NaN
+        return values
+    return np.where(np.abs(values) < _LARGEST, values, 0.0)
+
+
+def _project(values: NDArray[np.float64], block: int) -> NDArray[np.float64]:
+    """Add the elements of a block, with random signs, in a fixed number of columns."""
+    signed = values * _signs(block)[: values.size]
     rows = -(-signed.size // _WIDTH)
     padded = np.zeros(rows * _WIDTH)
     padded[: signed.size] = signed
@@ -155,27 +160,17 @@ def _project(values: NDArray[np.float64]) -> NDArray[np.float64]:
 @functools.lru_cache(maxsize=32)
 def _ones(size: int) -> NDArray[np.float64]:
     """Return the projection of a tensor of ones."""
-    return _project(np.ones(size))
+    starts = range(0, size, _BLOCK)
+    return np.asarray(
+        sum(_project(np.ones(min(_BLOCK, size - at)), i) for i, at in enumerate(starts))
+    )
 
 
-_BLOCK = 1 << 16
-
-
-@functools.cache
-def _sign_block(number: int) -> NDArray[np.float64]:
-    """Return some random signs, the same in every run."""
-    drawn = np.random.default_rng((_SEED, number)).integers(0, 2, _BLOCK)
+@functools.lru_cache(maxsize=64)
+def _signs(block: int) -> NDArray[np.float64]:
+    """Return the random signs of a block, the same for every tensor and in every run."""
+    drawn = np.random.default_rng((_SEED, block)).integers(0, 2, _BLOCK)
     return np.asarray(drawn * 2.0 - 1.0)
-
-
-def _signs(size: int) -> NDArray[np.float64]:
-    """Return random signs, the same for every tensor."""
-    return _all_signs(max(1, -(-size // _BLOCK)))[:size]
-
-
-@functools.lru_cache(maxsize=8)
-def _all_signs(blocks: int) -> NDArray[np.float64]:
-    return np.concatenate([_sign_block(number) for number in range(blocks)])
 
 
 class SketchIndex:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,11 @@ from modelexport.onnx_file.model_file import DataFiles, external_location, initi
 from modelexport.retagging.sketch import Array, Sketch, sketch
 from modelexport.verification.runtime import Session
 
-_MOST_VALUES = 4096
-"""How many values one session returns: all of them are in memory at once."""
+_MAX_BYTES = 1 << 29
+"""The size of the values that one session returns: all of them are in memory at once."""
+_ELEMENT_BYTES = 8
+_MAX_VALUES = 4096
+"""How many values one session returns, if their sizes are not known."""
 
 
 class OpenFile(msgspec.Struct, frozen=True):
@@ -51,15 +55,49 @@ def sketch_values(file: OpenFile, feeds: Mapping[str, Array]) -> dict[str, Sketc
         for name in node.outputs
     ]
     declared = {value.name for value in file.proto.graph.output}
-    for start in range(0, max(len(names), 1), _MOST_VALUES):
-        part = names[start : start + _MOST_VALUES]
+    for part in _split(names, _sizes(file.proto.graph, feeds)):
         session = Session.with_outputs(
             file.data, file.path, [name for name in part if name not in declared]
         )
-        wanted = set(part) | declared if start == 0 else set(part)
-        values = session.run(feeds)
-        sketches.update(_sketch_all({k: v for k, v in values.items() if k in wanted}))
+        sketches.update(_sketch_all(session.run(feeds)))
     return sketches
+
+
+def _sizes(graph: onnx.GraphProto, feeds: Mapping[str, Array]) -> dict[str, int]:
+    """Return the sizes in bytes of the values whose shapes the file states, given its inputs."""
+    symbols = {
+        dim.dim_param: size
+        for value in graph.input
+        if value.name in feeds
+        for dim, size in zip(
+            value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=False
+        )
+        if dim.dim_param
+    }
+    sizes = {}
+    for value in (*graph.value_info, *graph.output):
+        dims = [
+            symbols.get(dim.dim_param, 0) if dim.dim_param else dim.dim_value
+            for dim in value.type.tensor_type.shape.dim
+        ]
+        if all(dims) and value.type.tensor_type.HasField("shape"):
+            sizes[value.name] = _ELEMENT_BYTES * math.prod(dims)
+    return sizes
+
+
+def _split(names: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Split values into parts that fit in memory; a value of unknown size counts as an average."""
+    average = max(sum(sizes.values()) // max(len(sizes), 1), _MAX_BYTES // _MAX_VALUES)
+    part: list[str] = []
+    total = 0
+    for name in names:
+        size = sizes.get(name, average)
+        if part and total + size > _MAX_BYTES:
+            yield part
+            part, total = [], 0
+        part.append(name)
+        total += size
+    yield part
 
 
 def _sketch_all(values: Mapping[str, Array]) -> Iterator[tuple[str, Sketch]]:
