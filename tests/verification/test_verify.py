@@ -224,8 +224,10 @@ def test_narrowed_to_a_module(tmp_path: Path) -> None:
     for text in ("encoder.layer.1", "/BertModel/BertEncoder/BertLayer.1"):
         result = modelexport.verify(model, inputs, path, module=text)
         assert {parity.module.startswith("encoder.layer.1") for parity in result.modules} == {True}
+    steps: list[str] = []
     with pytest.raises(ArgumentError, match="near it"):
-        modelexport.verify(model, inputs, path, module="encoder.layer.9")
+        modelexport.verify(model, inputs, path, module="encoder.layer.9", on_step=steps.append)
+    assert steps == [], "a name that matches nothing is refused before a model runs"
 
 
 def test_another_shape_is_reported(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from modelexport.cli.console import (
 )
 from modelexport.cli.source_options import input_options, merge_source_options
 from modelexport.errors import plural
+from modelexport.modules.lookup import ModuleNames
 from modelexport.options import SourceOptions
 from modelexport.source_export import source_files
 from modelexport.tagged.model import load
@@ -157,7 +158,10 @@ def _verify(
 ) -> _Answer:
     """Load the model and make its inputs as they were for the export, and verify the file."""
     on_step(f"read {onnx.name}")
-    records = load(onnx).records
+    tagged = load(onnx)
+    if options["module"] is not None and tagged.modules:  # fail before torch is loaded
+        ModuleNames(tagged.modules).require_match(options["module"])
+    records = tagged.records
     export = None if records is None else records.export
     recorded = None if export is None else export.source_options
     seed = (None if export is None else export.seed) or 0

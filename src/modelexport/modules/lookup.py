@@ -122,6 +122,23 @@ class ModuleNames:
             raise ArgumentError(f"no module {verb} {text!r}", hint=hint)
         return ModuleRef(path, self.tags.get(path))
 
+    def require_match(self, text: str) -> None:
+        """Check that a text selects at least one module.
+
+        Raises:
+            ArgumentError: It selects none; the hint has the nearest names.
+            ArgumentTypeError: It is not a text.
+        """
+        resolution = self.resolve(text)
+        if not any(resolution.covers(path, self.carried_tag(path)) for path in self.tags):
+            self.find(text)
+
+    def carried_tag(self, path: str) -> str | None:
+        """Return the tag of the nodes of a module: its own, or that of the nearest shown above."""
+        while path and self.tags.get(path) is None:
+            path = path.rpartition(".")[0]
+        return self.tags.get(path)
+
     def suggest(self, text: str) -> list[str]:
         """List up to five names that are most like a text which matches nothing.
 
@@ -288,12 +305,6 @@ class ModuleIndex(ModuleNames):
             reason = f": {_WITHOUT_NODES.get(record.status, 'its nodes are not in the file')}"
         hint = f"{above or 'the root'} is the nearest module around it that has nodes"
         return ArgumentError(f"{name} has no nodes{reason}", hint=hint)
-
-    def carried_tag(self, path: str) -> str | None:
-        """Return the tag of the nodes of a module: its own, or that of the nearest shown above."""
-        while path and self.tags.get(path) is None:
-            path = path.rpartition(".")[0]
-        return self.tags.get(path)
 
     def results(self, target: ModuleRef) -> set[str]:
         """Return the values in the file that a module returned, in its call or all calls."""

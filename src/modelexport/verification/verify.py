@@ -90,6 +90,8 @@ def verify(
     sets += random_input_sets(sets[0], random_inputs, seed)
     import_onnxruntime()  # fail early, before the model runs
     with pause_collector(), open_tagged(path) as file:
+        if module is not None:
+            file.modules.require_match(module)
         for name in external_files(file.proto):
             require_data_file(path, name)
         step = on_step or (lambda _: None)
@@ -131,8 +133,7 @@ def _select(file: OpenModel, paths: set[str], module: str | None) -> set[str]:
     selection = Selection(module, (), dict(file.modules.records))
     wanted = {path for path in paths if selection.has_module(path, file.modules.carried_tag(path))}
     if not wanted:
-        file.modules.find(module)  # raises with suggestions if there is no such module
-        raise ArgumentError(f"{module!r} did not run", hint="leave --module out")
+        raise ArgumentError(f"{module!r} did not run", hint="leave module out")
     return wanted
 
 
