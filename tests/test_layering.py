@@ -25,6 +25,7 @@ ROOMS = [
     "errors",
     "exporters",
     "options",
+    "option_values",
     "keywords",
     "modules",
     "graph",

@@ -223,6 +223,16 @@ def options_of(record: type[msgspec.Struct]) -> tuple[Option, ...]:
     return tuple(sorted(options, key=lambda option: option.spelling.for_source))
 
 
+def flags_of(option: Option) -> tuple[str, ...]:
+    """Return the flags of an option on the command line, the first one being its name there."""
+    dashed = option.name.replace("_", "-")
+    if option.type is bool and option.default:  # a flag that turns it off
+        return (f"--no-{dashed}",)
+    if option.type == bool | None:
+        return (f"--{dashed}/--no-{dashed}",)
+    return option.spelling.flags or (f"--{dashed}",)
+
+
 def recorded_options(options: ExportOptions) -> SourceOptions:
     """Return what a file records of the options: those of the source."""
     # A path of this machine has no meaning elsewhere, and must not leak into the file.

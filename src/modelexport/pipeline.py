@@ -41,6 +41,7 @@ from modelexport.modules.tree import ModuleTree
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import Transaction, transaction, write_file
 from modelexport.onnx_file.model_file import parse_model
+from modelexport.option_values import check_flag, convert_options
 from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, resolve_names
 from modelexport.report import ExportReport, Steps, markdown_page, report_path, warn_of_failures
 from modelexport.request import ExportRequest, check_options, check_request, graph_files
@@ -99,16 +100,16 @@ def export_model(
     """
     named = resolve_names(options, MODEL_KEYWORDS)
     split = _split_options({"strategy": strategy, "optimize": optimize, **named})
-    report = export_with(model, example_inputs, output_path, *split, verbose)
+    report = export_with(model, example_inputs, output_path, *split, check_flag("verbose", verbose))
     warn_of_failures(report)
     return report
 
 
 def _split_options(named: Mapping[str, Any]) -> tuple[ExportOptions, CallOptions]:
-    """Sort the keywords of `export_model` into their two records."""
+    """Sort the keywords of `export_model` into their two records, and check their types."""
     further = {name: named[name] for name in CallOptions.__struct_fields__ if name in named}
     rest = {name: value for name, value in named.items() if name not in further}
-    return ExportOptions(**rest), CallOptions(**further)
+    return convert_options(rest, ExportOptions), convert_options(further, CallOptions)
 
 
 def export_with(
@@ -332,7 +333,8 @@ class HierarchyExporter:
         named = resolve_names(options, MODEL_KEYWORDS)
         self.strategy = strategy
         self.options = {**named, "optimize": optimize, "verbose": verbose}
-        check_options(_split_options({**named, "strategy": strategy})[0])
+        check_flag("verbose", verbose)
+        check_options(_split_options({**named, "strategy": strategy, "optimize": optimize})[0])
 
     def export(
         self,

@@ -6,7 +6,7 @@ torch is imported by the functions that get a model: options and paths are check
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import msgspec
 
 from modelexport.attribution.strategies import ExportStrategy, Strategy, find_strategy
 from modelexport.capture.trace import TorchOptions
-from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, describe_type
+from modelexport.errors import ArgumentError, FileError
 from modelexport.exporters import (
     AUTO_EXPORTERS,
     GRAPH_OPTIONS,
@@ -81,8 +81,8 @@ def check_request(
     torch_options = TorchOptions(
         optimize=options.optimize,
         opset_version=options.opset_version,
-        input_names=_check_names(call.input_names, "input_names"),
-        output_names=_check_names(call.output_names, "output_names"),
+        input_names=call.input_names,
+        output_names=call.output_names,
         dynamic_shapes=call.dynamic_shapes,
         external_data=options.external_data,
         verbose=verbose,
@@ -96,7 +96,6 @@ def check_request(
             "the weights do not fit into one file: the limit is 2 GiB",
             hint="leave external_data out",
         )
-    _check_opset(options.opset_version, attempts[0][1])
     return ExportRequest(module, inputs, target, graphml, options, call, torch_options, attempts)
 
 
@@ -128,6 +127,7 @@ def check_options(options: ExportOptions) -> None:
     check_mode(options.graphml_parameters)
     check_no_graph_text(options.scrub, *graph_files(options).values())
     make_policy(options.torch_nn_exceptions, options.include, options.exclude, options.max_depth)
+    _check_opset(options.opset_version, _plan_attempts(options)[0][1])
 
 
 def check_outputs(output_path: object, options: ExportOptions) -> tuple[Path, Path | None]:
@@ -170,23 +170,9 @@ def _check_graph_file(path: Path, written: dict[Path, Path]) -> None:
         )
 
 
-def _check_names(names: Sequence[str] | None, argument: str) -> list[str] | None:
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ArgumentTypeError(
-            f"{argument} must be a list of names", hint='for example ["input_ids"]'
-        )
-    return list(names)
-
-
-def _check_opset(opset_version: object, exporter: Exporter) -> None:
+def _check_opset(opset_version: int | None, exporter: Exporter) -> None:
     if opset_version is None:
         return
-    if isinstance(opset_version, bool) or not isinstance(opset_version, int):
-        raise ArgumentTypeError(
-            f"opset_version is {describe_type(opset_version)}", hint="pass a whole number"
-        )
     low, high = exporter.opsets
     if not low <= opset_version <= high:
         raise ArgumentError(
