@@ -22,6 +22,7 @@ from modelexport.attribution.evidence import Facts
 from modelexport.attribution.module_records import build_map
 from modelexport.attribution.strategies import ExportStrategy, Strategy, attribute
 from modelexport.capture.failure import explain_failure
+from modelexport.capture.graph_inputs import match_inputs
 from modelexport.capture.inputs import check_model_runs, in_signature_order
 from modelexport.capture.model_state import EXPORT_LOCK, check_model, kind_of_model
 from modelexport.capture.module_tree import read_module_tree, read_program_tree
@@ -45,6 +46,7 @@ from modelexport.option_values import check_flag, convert_options
 from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, resolve_names
 from modelexport.report import ExportReport, Steps, markdown_page, report_path, warn_of_failures
 from modelexport.request import ExportRequest, check_options, check_request, graph_files
+from modelexport.tagged.example_inputs import record_example
 from modelexport.tagged.hierarchy_map import HierarchyMap, tagged_chunks
 from modelexport.tagged.records import (
     ExampleInput,
@@ -55,8 +57,6 @@ from modelexport.tagged.records import (
 )
 from modelexport.tagged.strip import scrub_bytes
 from modelexport.tagged.tables import tensor_infos
-from modelexport.verification.feeds import record_example
-from modelexport.verification.pytorch_run import match_inputs
 
 
 def export_model(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from modelexport.capture.graph_inputs import as_array
 from modelexport.capture.hooks import filter_outputs, flatten_tensors
 from modelexport.capture.inputs import (
     ModelInputs,
@@ -34,7 +35,6 @@ from modelexport.source.example_inputs import (
     resize_axis,
 )
 from modelexport.source.load import LoadedModel, load_source
-from modelexport.verification.pytorch_run import as_array
 from modelexport.verification.records import (
     Array,
     Tolerance,

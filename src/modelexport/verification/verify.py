@@ -9,6 +9,7 @@ import msgspec
 from torch import nn
 from torch.export import ExportedProgram
 
+from modelexport.capture.graph_inputs import match_inputs
 from modelexport.capture.inputs import ModelInputs, bind_inputs, in_signature_order, parse_inputs
 from modelexport.capture.model_state import check_has_weights, unwrap_model
 from modelexport.errors import ArgumentError, ArgumentTypeError, ModelRunError, describe_type
@@ -22,7 +23,7 @@ from modelexport.onnx_file.model_file import StrPath, as_path, external_files, r
 from modelexport.options import keyword_aliases
 from modelexport.verification.blame import BlameFinder, Values, Verdict
 from modelexport.verification.pairing import Gaps, Pair, PairedCall, Pairing
-from modelexport.verification.pytorch_run import match_inputs, random_input_sets, run_pytorch
+from modelexport.verification.pytorch_run import random_input_sets, run_pytorch
 from modelexport.verification.records import (
     Array,
     ModuleParity,
