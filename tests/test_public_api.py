@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import modelexport
 from modelexport import errors
 from modelexport.cli.main import main
+from modelexport.options import MODEL_KEYWORDS, SOURCE_KEYWORDS
 
 pytestmark = pytest.mark.sanity
 
@@ -47,6 +48,7 @@ PUBLIC = {
     "ExportRecord",
     "ExportReport",
     "ExportStrategy",
+    "ExporterKeywords",
     "ExtractableModule",
     "Extraction",
     "ExtractionRecord",
@@ -171,6 +173,15 @@ def test_type_checkers_see_the_same_names() -> None:
     assert set(imported) | errors == PUBLIC
 
 
+def test_keyword_types_have_the_aliases() -> None:
+    for keywords, known in (
+        (modelexport.ExporterKeywords, MODEL_KEYWORDS),
+        (modelexport.SourceKeywords, SOURCE_KEYWORDS),
+    ):
+        names = {name for one in known for name in (one.name, *one.spelling.aliases)}
+        assert names <= set(get_type_hints(keywords))
+
+
 def _mentioned(hint: Any) -> Iterator[type]:
     if isinstance(hint, type) and not get_args(hint):
         yield hint
@@ -214,6 +225,7 @@ KEYWORDS = {
     "output_names",
     "dynamic_shapes",
     "torch_nn_exceptions",
+    "torch_nn",
     "include",
     "exclude",
     "max_depth",

@@ -9,26 +9,19 @@ import click
 from rich.console import RenderableType
 
 from modelexport.cli.console import format_size, line, note, progress, show
+from modelexport.cli.source_options import one_option
 from modelexport.errors import plural
 from modelexport.graphml.format import graphml_path
 from modelexport.graphml.import_onnx import check_import, import_onnx
 from modelexport.graphml.write import GraphmlFiles, export_graphml
 from modelexport.onnx_file.atomic_write import check_output_path
-from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import sidecar_path
 
 
 @click.command("export-graphml")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--graphml-parameters",
-    type=click.Choice(PARAMETER_MODES),
-    default=PARAMETER_MODES[0],
-    show_default=True,
-    help="Where the GraphML has its weights: beside it in an .onnxdata, inside it, or in the "
-    "model itself.",
-)
+@one_option("graphml_parameters")
 def export_graphml_command(onnx: Path, out: Path | None, graphml_parameters: str) -> None:
     """Write ONNX as GraphML to OUT, or to <stem>_hierarchical_graph.graphml beside it.
 

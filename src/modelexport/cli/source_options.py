@@ -115,6 +115,11 @@ def export_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _apply(command, map(_click_option, SOURCE_KEYWORDS))
 
 
+def one_option(name: str) -> Callable[[Any], Any]:
+    """Return the click option for one field of `ExportOptions`."""
+    return next(_click_option(option) for option in SOURCE_KEYWORDS if option.name == name)
+
+
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say where a model and its inputs come from; texts may be repeated."""
     options = {
