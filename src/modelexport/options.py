@@ -19,6 +19,8 @@ import msgspec
 from modelexport.errors import UnknownOptionError
 from modelexport.exporters import EXPORTER_NAMES
 
+StrPath = str | os.PathLike[str]
+"""What a caller may pass as a path."""
 PARAMETER_MODES = ("sidecar", "embedded", "reference")
 """Where a GraphML has the data of initializers: in a file beside it, inside it, in the model."""
 

@@ -36,14 +36,14 @@ from modelexport.exporters import (
 )
 from modelexport.graph.flat import flatten, pause_collector
 from modelexport.graphml.write import export_graphml
-from modelexport.keywords import ExporterKeywords, ModelKeywords, StrPath
+from modelexport.keywords import ExporterKeywords, ModelKeywords
 from modelexport.modules.tags import assign_tags, make_policy
 from modelexport.modules.tree import ModuleTree
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import Transaction, transaction, write_file
 from modelexport.onnx_file.model_file import parse_model
 from modelexport.option_values import check_flag, convert_options
-from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, resolve_names
+from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, StrPath, resolve_names
 from modelexport.report import ExportReport, Steps, markdown_page, report_path, warn_of_failures
 from modelexport.request import ExportRequest, check_options, check_request, graph_files
 from modelexport.tagged.example_inputs import record_example

@@ -11,13 +11,14 @@ import msgspec
 
 from modelexport.errors import ArgumentTypeError, describe_type
 from modelexport.exporters import EXPORTERS, find_exporter
-from modelexport.keywords import SourceKeywords, StrPath
+from modelexport.keywords import SourceKeywords
 from modelexport.modules.tags import make_policy, unmatched_names
 from modelexport.option_values import check_flag, check_function, convert_options
 from modelexport.options import (
     SOURCE_KEYWORDS,
     CallOptions,
     ExportOptions,
+    StrPath,
     recorded_options,
     resolve_names,
 )

@@ -25,8 +25,7 @@ from modelexport.errors import (
 from modelexport.graph.flat import StoredNodes
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import is_inside
-
-StrPath = str | os.PathLike[str]
+from modelexport.options import StrPath as StrPath
 
 _TENSOR_TYPES = {onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS}
 _GRAPH_TYPES = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
