@@ -357,7 +357,7 @@ def test_export_source_does_what_the_command_does(
     assert first.sidecar.export == second.sidecar.export
     recorded = first.sidecar.export.source_options
     assert recorded == modelexport.SourceOptions(input_shapes={"": (2, 4)})
-    assert report.notes == ("torch_nn names Conv9d, but no module matches it",)
+    assert report.notes == ("torch_nn_exceptions names Conv9d, but no module matches it",)
     assert steps[0] == "load torch and the model"
     listed = modelexport.list_modules("a.onnx")
     assert [module.module for module in listed] == ["", "0", "1"]

@@ -107,9 +107,9 @@ _AS_FLAGS: ContextVar[bool] = ContextVar("options are named as flags", default=F
 
 
 @contextmanager
-def options_as_flags() -> Iterator[None]:
-    """Name options by their flags in messages, for the time of the block."""
-    token = _AS_FLAGS.set(True)
+def name_options(*, as_flags: bool) -> Iterator[None]:
+    """Name options by their flags or by their keywords in messages, until the block ends."""
+    token = _AS_FLAGS.set(as_flags)
     try:
         yield
     finally:
@@ -118,6 +118,7 @@ def options_as_flags() -> Iterator[None]:
 
 def spell_option(name: str) -> str:
     """Name an option as the caller writes it: a flag on the command line, a keyword in Python."""
-    if _AS_FLAGS.get():
-        return next((flags_of(one)[0] for one in SOURCE_KEYWORDS if one.name == name), name)
-    return name
+    if not _AS_FLAGS.get():
+        return name
+    flag = f"--{name.replace('_', '-')}"
+    return next((flags_of(one)[0] for one in SOURCE_KEYWORDS if one.name == name), flag)

@@ -26,6 +26,7 @@ from modelexport.exporters import (
 from modelexport.graphml.format import check_graphml, check_mode, data_path
 from modelexport.modules.tags import make_policy
 from modelexport.onnx_file.atomic_write import check_output_path
+from modelexport.option_values import spell_option
 from modelexport.options import CallOptions, ExportOptions
 from modelexport.report import report_path
 from modelexport.tagged.records import sidecar_path
@@ -94,7 +95,7 @@ def check_request(
     elif options.external_data is False and exceeds_one_file(module):
         raise ArgumentError(
             "the weights do not fit into one file: the limit is 2 GiB",
-            hint="leave external_data out",
+            hint=f"leave {spell_option('external_data').rpartition('/')[2]} out",
         )
     return ExportRequest(module, inputs, target, graphml, options, call, torch_options, attempts)
 
@@ -118,12 +119,16 @@ def check_options(options: ExportOptions) -> None:
         find_exporter(options.exporter)
     if options.dynamic and options.dynamic_axes:
         raise ArgumentError(
-            "--dynamic chooses the axes that --dynamic-axes sets", hint="give one of them"
+            f"{spell_option('dynamic')} chooses the axes that {spell_option('dynamic_axes')} sets",
+            hint="give one of them",
         )
-    if any(size < 1 for shape in options.input_shapes.values() for size in shape):
-        raise ArgumentError(
-            "a shape has a size below 1", hint="write it as 1,128 or input_ids=1,128"
-        )
+    for shape in options.input_shapes.values():
+        if any(size < 1 for size in shape):
+            raise ArgumentError(
+                f"sizes in {spell_option('input_shapes')} must be 1 or more, "
+                f"got {','.join(map(str, shape))}",
+                hint="write it as 1,128 or input_ids=1,128",
+            )
     check_mode(options.graphml_parameters)
     check_no_graph_text(options.scrub, *graph_files(options).values())
     make_policy(options.torch_nn_exceptions, options.include, options.exclude, options.max_depth)

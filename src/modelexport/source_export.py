@@ -13,7 +13,7 @@ from modelexport.errors import ArgumentTypeError, describe_type
 from modelexport.exporters import EXPORTERS, find_exporter
 from modelexport.keywords import SourceKeywords
 from modelexport.modules.tags import make_policy, unmatched_names
-from modelexport.option_values import check_flag, check_function, convert_options
+from modelexport.option_values import check_flag, check_function, convert_options, spell_option
 from modelexport.options import (
     SOURCE_KEYWORDS,
     CallOptions,
@@ -138,7 +138,7 @@ def _idle_options(options: ExportOptions, report: ExportReport) -> list[str]:
     classes = {path: module.class_ for path, module in report.hierarchy.modules.items()}
     policy = make_policy(options.torch_nn_exceptions, options.include, options.exclude)
     notes += [
-        f"{option} names {name}, but no module matches it"
+        f"{spell_option(option)} names {name}, but no module matches it"
         for option, names in unmatched_names(policy, classes).items()
         for name in names
     ]

@@ -246,6 +246,7 @@ def test_files_that_are_no_models(content: bytes, match: str, tmp_path: Path) ->
         ({"output_path": "m.pt"}, ValueError, "does not end in .onnx"),
         ({"output_path": 3}, TypeError, "output path"),
         ({"strategy": "guess"}, ValueError, "known: auto, fx, htp, usage_based"),
+        ({"strategy": "fxx"}, ValueError, "did you mean fx. known: auto, fx"),
         ({"exporter": "abacus"}, ValueError, "known: dynamo, torchscript"),
         ({"opset_version": 3}, ValueError, "out of range"),
         ({"opset_version": 99}, ValueError, "out of range"),

@@ -604,9 +604,9 @@ def test_inputs_that_cannot_be_drawn_or_fed(tmp_path: Path) -> None:
         match=r"run 2 of 2: the file's input .*: expected \[.*\], got \[3,8\] .*--dynamic",
     ):
         modelexport.verify(model, inputs, path, further_inputs=[torch.ones(3, 8)])
-    with pytest.raises(ArgumentError, match="random_inputs: expected 0 or more, got -1"):
+    with pytest.raises(ArgumentError, match="random_inputs must be 0 or more, got -1"):
         modelexport.verify(model, inputs, path, random_inputs=-1)
-    with pytest.raises(ArgumentTypeError, match="seed: expected an integer, got a str"):
+    with pytest.raises(ArgumentTypeError, match="seed must be a whole number, got a str"):
         modelexport.verify(model, inputs, path, random_inputs=1, seed="a")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="no input can vary"):
         random_input_sets(ModelInputs((torch.zeros(2, 3, dtype=torch.int64),), {}), 1, 0)

@@ -20,7 +20,7 @@ from modelexport.errors import (
     describe_type,
 )
 from modelexport.onnx_file.model_file import StrPath, as_path, check_regular_file, is_file
-from modelexport.option_values import convert_options
+from modelexport.option_values import convert_options, name_options
 from modelexport.options import SOURCE_KEYWORDS, ExportOptions, resolve_names
 from modelexport.request import check_options, graph_files
 
@@ -203,7 +203,8 @@ def _check_defaults(where: str, defaults: Mapping[str, Any]) -> None:
 def _locate_errors(where: str) -> Iterator[None]:
     """Say in the message of an error where the job is."""
     try:
-        yield
+        with name_options(as_flags=False):
+            yield
     except (ArgumentError, ArgumentTypeError, FormatError) as error:
         raise FormatError(f"{where}: {error.message}", hint=error.hint or _WRITE) from error
 

@@ -150,9 +150,9 @@ def _suggestions(result: Analysis) -> Iterator[RenderableType]:
             "export it with modelexport first."
         )
         return
-    yield line(f"Nothing matches {result.filter!r}. The nearest tags:")
-    for tag in result.suggestions:
-        yield line(tag, 2)
+    yield line(f"Nothing matches {result.filter!r}. The nearest names:")
+    for name in result.suggestions:
+        yield line(name, 2)
 
 
 def _tree(result: Analysis) -> Iterator[RenderableType]:
@@ -228,7 +228,7 @@ def _details(result: Analysis) -> Iterator[RenderableType]:
             own = "" if module.own_nodes == module.nodes else f", {module.own_nodes:,} its own"
             yield line(f"nodes     {module.nodes:,}{own}: {join_counts(module.operators)}", 2)
         if module.parameters or module.bytes:
-            yield line(f"weights   {_parameters(result.file, module)}", 2)
+            yield line(f"data      {_parameters(result.file, module)}", 2)
         for title, names in (("reads    ", module.inputs), ("gives    ", module.outputs)):
             if names:
                 yield line(f"{title} {join_names(names, _MOST)}", 2)

@@ -101,8 +101,8 @@ def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
         yield line(f"report {report.report_path.name}", 2)
     if report.graphml_path is not None:
         data = report.graphml_data_path
-        weights = "" if data is None else f", weights in {data.name}"
-        yield line(f"graphml {report.graphml_path.name}{weights}", 2)
+        initializers = "" if data is None else f", initializers in {data.name}"
+        yield line(f"graphml {report.graphml_path.name}{initializers}", 2)
     if verbose:
         for step, seconds in report.timings.items():
             yield line(f"{seconds:8.3f} s  {step}", 2)

@@ -113,4 +113,4 @@ def strip_command(onnx: Path, out: Path) -> None:
     Where initializers are in a data file and OUT is in another folder, the data file is copied.
     """
     written, data = strip_file(onnx, out)
-    note(f"wrote {written}{f', weights in {join_names(data)}' if data else ''}")
+    note(f"wrote {written}{f', initializers in {join_names(data)}' if data else ''}")

@@ -54,7 +54,8 @@ def _describe_files(files: GraphmlFiles) -> Iterator[RenderableType]:
     )
     yield line(f"{files.graphml}: {counts}, {format_size(files.graphml.stat().st_size)}")
     if files.data is not None:
-        yield line(f"weights in {files.data.name}, {format_size(files.data.stat().st_size)}", 2)
+        size = format_size(files.data.stat().st_size)
+        yield line(f"initializers in {files.data.name}, {size}", 2)
 
 
 @click.command("import-onnx")
@@ -81,7 +82,7 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
         imported = import_onnx(graphml, out, on_progress=step.fraction)
     show([line(f"{out}: {plural(imported.nodes, 'node')}")])
     for path in imported.data:
-        show([line(f"weights in {path.name}", 2)])
+        show([line(f"initializers in {path.name}", 2)])
     if not validate:
         return
     from modelexport.verification.runtime import run_on_zeros  # with ONNX Runtime, not needed else

@@ -181,7 +181,7 @@ def require_data_file(model: Path, location: str) -> Path:
 def missing_data_error(owner: Path, location: str) -> FileError:
     """Return the error for a missing data file; `owner` is the file that refers to it."""
     return FileError(
-        f"{location} is missing: the weights of {owner.name} are in it",
+        f"{location} is missing: initializers of {owner.name} are in it",
         hint=f"put it back into the folder of {owner.name}",
     )
 

@@ -23,6 +23,7 @@ from modelexport.onnx_file.model_file import (
     require_data_file,
 )
 from modelexport.onnx_file.wire import rewrite_doc_strings
+from modelexport.option_values import spell_option
 from modelexport.options import keyword_aliases
 from modelexport.tagged.records import (
     METADATA_KEY,
@@ -106,7 +107,8 @@ def check_no_graph_text(scrub: bool, *graph_files: object) -> None:
     if scrub and any(file is not None for file in graph_files):
         raise ArgumentError(
             "the exporter's own graph has paths and source lines, which scrubbing leaves out",
-            hint="export once with --scrub, and once with --jit-graph or --fx-graph",
+            hint=f"export once with {spell_option('scrub')}, and once with "
+            f"{spell_option('jit_graph')} or {spell_option('fx_graph')}",
         )
 
 

@@ -12,6 +12,7 @@ import onnx
 
 from modelexport.errors import ArgumentError, FileError, FormatError, first_line
 from modelexport.onnx_file.model_file import StrPath, as_path
+from modelexport.option_values import spell_option
 from modelexport.tagged.example_inputs import Array, draw_example
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.records import ExampleInput
@@ -106,7 +107,7 @@ def _guess(value: onnx.ValueInfoProto) -> ExampleInput:
     except KeyError as error:
         raise ArgumentError(
             f"the input {value.name!r} is not a tensor of numbers",
-            hint="pass a file of inputs, --inputs FILE.npz",
+            hint=f"pass an .npz file as {spell_option('inputs')}",
         ) from error
     shape = tuple(dim.dim_value or _UNKNOWN_SIZE for dim in tensor.shape.dim)
     return ExampleInput(dtype.name, shape, -1 if dtype.kind == "f" else 0, 1)

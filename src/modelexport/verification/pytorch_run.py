@@ -18,6 +18,7 @@ from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.model_state import preserve_model, silence_torch
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
+from modelexport.option_values import spell_option
 from modelexport.verification.records import Array
 
 _SEED_LIMIT = 2**63
@@ -36,18 +37,17 @@ def random_input_sets(inputs: ModelInputs, count: int, seed: int) -> list[ModelI
     """
     for name, value in (("random_inputs", count), ("seed", seed)):
         if isinstance(value, bool) or not isinstance(value, int):
-            message = f"{name}: expected an integer, got {describe_type(value)}"
-            raise ArgumentTypeError(message, hint="pass 0 or more")
+            got = describe_type(value)
+            raise ArgumentTypeError(f"{spell_option(name)} must be a whole number, got {got}")
         if not 0 <= value < _SEED_LIMIT:
-            message = f"{name}: expected 0 or more, got {value}"
-            raise ArgumentError(message, hint="pass an integer from 0")
+            raise ArgumentError(f"{spell_option(name)} must be 0 or more, got {value}")
     if not count:
         return []
     values = (inputs.args, inputs.kwargs)
     if not any(_can_vary(tensor) for tensor in flatten_tensors(values)):
         raise ArgumentError(
-            f"random_inputs is {count}, and no input can vary: "
-            "each is of integers or bools that are all equal",
+            f"{spell_option('random_inputs')} must be 0, got {count}: no input can vary, "
+            "since each is of integers or bools that are all equal",
             hint="pass example inputs that span the values to draw from",
         )
     generator = torch.Generator().manual_seed(seed)

@@ -131,7 +131,7 @@ def make_tolerance(atol: float, rtol: float) -> Tolerance:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArgumentTypeError(f"{name} is {describe_type(value)}", hint="pass a number")
         if not 0 <= value < float("inf"):
-            raise ArgumentError(f"{name} is {value}", hint="pass a finite number, 0 or larger")
+            raise ArgumentError(f"{name} must be a finite number, 0 or more, got {value}")
     return Tolerance(float(atol), float(rtol))
 
 

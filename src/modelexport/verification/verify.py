@@ -20,6 +20,7 @@ from modelexport.graph.flat import pause_collector
 from modelexport.modules.lookup import Selection
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import StrPath, as_path, external_files, require_data_file
+from modelexport.option_values import spell_option
 from modelexport.options import keyword_aliases
 from modelexport.verification.blame import BlameFinder, Values, Verdict
 from modelexport.verification.pairing import Gaps, Pair, PairedCall, Pairing
@@ -134,7 +135,7 @@ def _select(file: OpenModel, paths: set[str], module: str | None) -> set[str]:
     selection = Selection(module, (), dict(file.modules.records))
     wanted = {path for path in paths if selection.has_module(path, file.modules.carried_tag(path))}
     if not wanted:
-        raise ArgumentError(f"{module!r} did not run", hint="leave module out")
+        raise ArgumentError(f"{module!r} did not run", hint=f"leave {spell_option('module')} out")
     return wanted
 
 
