@@ -48,7 +48,8 @@ _MOST = 12
 @click.option(
     "--filter-tag",
     metavar="TEXT",
-    help="Only a tag and those below it, a glob, a module path, or auxiliary nodes.",
+    help="Only modules that match a tag, a module path, an alias or a glob, and those below; "
+    "auxiliary selects the auxiliary nodes.",
 )
 def analyze_command(
     onnx: Path, output_format: str, output_file: Path | None, filter_tag: str | None
@@ -61,7 +62,8 @@ def analyze_command(
     \b
     Examples:
       modelexport analyze bert.onnx
-      modelexport analyze bert.onnx --filter-tag encoder.layer.0 --output-format detailed
+      modelexport analyze bert.onnx --output-format detailed
+      modelexport analyze bert.onnx --filter-tag encoder.layer.0
       modelexport analyze bert.onnx --filter-tag '*/LayerNorm' --output-format csv
     """
     check_output(output_file, onnx)

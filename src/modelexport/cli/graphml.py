@@ -32,7 +32,8 @@ def export_graphml_command(onnx: Path, out: Path | None, graphml_parameters: str
     \b
     Examples:
       modelexport export-graphml bert.onnx
-      modelexport export-graphml bert.onnx bert.graphml --graphml-parameters embedded
+      modelexport export-graphml bert.onnx bert.graphml
+      modelexport export-graphml bert.onnx --graphml-parameters embedded
     """
     target = graphml_path(onnx) if out is None else out
     check_output_path(target, suffix=".graphml")
