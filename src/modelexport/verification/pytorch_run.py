@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+# Private by its name only: torch's own way to map over nested arguments.
 from torch.utils._pytree import tree_map_only
 
 from modelexport.capture.failure import model_run_error
