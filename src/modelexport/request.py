@@ -146,13 +146,13 @@ def check_outputs(output_path: object, options: ExportOptions) -> tuple[Path, Pa
     target, graphml = check_output_path(output_path), None
     if options.with_graphml or options.graphml_output is not None:
         graphml = check_graphml(target, options.graphml_output, options.graphml_parameters)
-    written = {path.resolve(): path for path in _written(target, graphml, options.with_report)}
+    written = {path.resolve(): path for path in _list_outputs(target, graphml, options.with_report)}
     for graph_file in graph_files(options).values():
         _check_graph_file(check_output_path(graph_file, suffix=""), written)
     return target, graphml
 
 
-def _written(target: Path, graphml: Path | None, with_report: bool) -> Iterator[Path]:
+def _list_outputs(target: Path, graphml: Path | None, with_report: bool) -> Iterator[Path]:
     yield from (target, sidecar_path(target), target.with_name(f"{target.name}.data"))
     if with_report:
         yield report_path(target)

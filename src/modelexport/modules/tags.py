@@ -44,7 +44,7 @@ class TagPolicy(msgspec.Struct, frozen=True):
     """The greatest number of segments of a tag."""
 
     def shows(self, module: Module) -> bool:
-        """Whether a module is shown, as far as its class and path decide."""
+        """Return whether a module is shown, as far as its class and path decide."""
         if _matches(module, self.exclude):
             return False
         if _matches(module, self.include) or not module.from_torch:

@@ -208,7 +208,7 @@ def check_no_overwrite(source: Path, proto: onnx.ModelProto, *targets: Path) -> 
 
 
 def _is_same(first: Path, second: Path) -> bool:
-    """Whether two paths are one file, also through links of either kind."""
+    """Return whether two paths are one file, also through links of either kind."""
     try:
         return first.resolve() == second.resolve() or first.samefile(second)
     except (OSError, ValueError):
@@ -234,7 +234,7 @@ def external_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is an existing file; False also for a name that no file can have."""
+    """Return whether a path is an existing file; False also for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):

@@ -132,7 +132,7 @@ def _scrub_plan(kind: Any) -> tuple[frozenset[int], dict[int, Any]]:
 
 
 def _has_scrubbed_fields(kind: Any, seen: set[Any]) -> bool:
-    """Whether a message of this type, or one inside it, has fields to remove."""
+    """Return whether a message of this type, or one inside it, has fields to remove."""
     if kind in seen:
         return False
     seen.add(kind)
