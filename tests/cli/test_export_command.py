@@ -128,7 +128,7 @@ def test_names_that_no_module_has(demo: Path, tmp_path: Path) -> None:
     told = [line for line in result.stderr.splitlines() if "no module" in line]
     assert told == [
         "note: --torch-nn names LayrNorm, but no module matches it",
-        "note: exclude names head.*, but no module matches it",
+        "note: --exclude names head.*, but no module matches it",
     ]
     assert "no module" not in run("export", demo / "bert-tiny", tmp_path / "n.onnx").stderr
 

@@ -50,7 +50,7 @@ def test_export_with_graphml(factory: str, tmp_path: Path) -> None:
     result = invoke("export", factory, tmp_path / "m.onnx", "--with-graphml")
     assert result.exit_code == 0, result.output
     assert (
-        "graphml m_hierarchical_graph.graphml, initializers in m_hierarchical_graph.onnxdata"
+        "graphml m_hierarchical_graph.graphml, data in m_hierarchical_graph.onnxdata"
         in result.stdout
     )
     assert (tmp_path / "m_hierarchical_graph.onnxdata").exists()
