@@ -57,7 +57,7 @@ GROUPS = {
     ],
 }
 EVIDENCE = ("SCOPE", "PARAMETER", "PARAMETER_IN_USE", "DATAFLOW", "AGREEMENT", "ROOT", "FULL_CHAIN")
-KEYWORDS = ("ModelKeywords", "SourceKeywords")
+KEYWORDS = ("ModelKeywords", "ExporterKeywords", "SourceKeywords")
 HEAD = """# API
 
 All public names of `modelexport`, written from their docstrings by `make docs`. Importing the

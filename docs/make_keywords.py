@@ -16,13 +16,10 @@ HEAD = '''"""Keyword types of the functions that export, written by docs/make_ke
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from modelexport.options import SourceOptions
-
-StrPath = str | os.PathLike[str]
+from modelexport.options import SourceOptions, StrPath
 '''
 EXPLICIT = ("strategy", "optimize", "verbose")
 """Parameters that `export_model` has besides its keywords."""
@@ -47,7 +44,11 @@ def pages() -> dict[Path, str]:
 
 
 def _typed_dict(name: str, bases: str, owner: str, options: Iterable[Option]) -> str:
-    lines = [f"    {option.name}: {_keyword_type(option)}\n" for option in options]
+    lines = [
+        f"    {keyword}: {_keyword_type(option)}\n"
+        for option in options
+        for keyword in (option.name, *option.spelling.aliases)
+    ]
     return f'class {name}({bases}):\n    """Options of {owner}."""\n\n{"".join(lines)}'
 
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -15,6 +15,8 @@ import pytest
 
 import modelexport
 import quick
+from modelexport.cli.main import COMMANDS
+from modelexport.exporters import EXPORTERS
 from zoo import ZOO
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +25,7 @@ ROOMS = [
     "errors",
     "exporters",
     "options",
+    "option_values",
     "keywords",
     "modules",
     "graph",
@@ -51,15 +54,20 @@ COMMAND = "from modelexport.cli.main import main; main"
 pytestmark = pytest.mark.must
 
 
-def imports(path: Path) -> set[str]:
-    """Return the modules that a file imports when it is imported, not inside functions."""
+def imported_names(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the modules that some statements import."""
     names = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules that a file imports when it is imported, not inside functions."""
+    return imported_names(ast.parse(path.read_text()).body)
 
 
 def source_imports() -> Iterator[tuple[str, str, str]]:
@@ -91,6 +99,22 @@ def test_rooms_import_in_one_direction() -> None:
         elif ROOMS.index(imported) > ROOMS.index(room):
             offences.append(f"{file} imports {name}")
     assert offences == []
+
+
+def test_every_file_is_imported() -> None:
+    """A file that nothing imports is left over from a change."""
+    imported = {
+        *(f"modelexport.cli.{place.partition(':')[0]}" for place, _ in COMMANDS.values()),
+        *(exporter.capture for exporter in EXPORTERS),
+        "modelexport.__main__",  # python -m modelexport
+    }
+    files = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        own = ".".join((SOURCE.name, *path.relative_to(SOURCE).with_suffix("").parts))
+        imported |= imported_names(ast.walk(ast.parse(path.read_text()))) - {own}
+        if path.name != "__init__.py":
+            files[own] = path
+    assert [str(path.relative_to(ROOT)) for own, path in files.items() if own not in imported] == []
 
 
 def test_quick_names_what_exists() -> None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import modelexport
 from modelexport import errors
 from modelexport.cli.main import main
+from modelexport.options import MODEL_KEYWORDS, SOURCE_KEYWORDS
 
 pytestmark = pytest.mark.sanity
 
@@ -47,6 +48,7 @@ PUBLIC = {
     "ExportRecord",
     "ExportReport",
     "ExportStrategy",
+    "ExporterKeywords",
     "ExtractableModule",
     "Extraction",
     "ExtractionRecord",
@@ -171,6 +173,15 @@ def test_type_checkers_see_the_same_names() -> None:
     assert set(imported) | errors == PUBLIC
 
 
+def test_keyword_types_have_the_aliases() -> None:
+    for keywords, known in (
+        (modelexport.ExporterKeywords, MODEL_KEYWORDS),
+        (modelexport.SourceKeywords, SOURCE_KEYWORDS),
+    ):
+        names = {name for one in known for name in (one.name, *one.spelling.aliases)}
+        assert names <= set(get_type_hints(keywords))
+
+
 def _mentioned(hint: Any) -> Iterator[type]:
     if isinstance(hint, type) and not get_args(hint):
         yield hint
@@ -214,6 +225,7 @@ KEYWORDS = {
     "output_names",
     "dynamic_shapes",
     "torch_nn_exceptions",
+    "torch_nn",
     "include",
     "exclude",
     "max_depth",
@@ -270,6 +282,30 @@ def test_export_source_refuses_values_of_the_wrong_type() -> None:
         modelexport.export_source("some/model", "m.onnx", **options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"spec": 3}, "spec must be the name of a model, got an int .use export_model"),
+        ({"output_path": 3}, "the output path is an int"),
+        ({"clean": "no"}, "clean must be True or False, got 'no'"),
+        ({"max_depth": "x"}, "max_depth must be a whole number, got 'x'"),
+        ({"verbose": 3}, "verbose must be True or False, got 3"),
+        ({"on_step": 3}, "on_step must be a function that takes a string, got 3"),
+    ],
+)
+def test_export_source_names_the_argument_of_the_wrong_type(
+    arguments: dict[str, Any], match: str
+) -> None:
+    given = {"spec": "some/model", "output_path": "m.onnx", **arguments}
+    with pytest.raises(modelexport.ArgumentTypeError, match=match):
+        modelexport.export_source(**given)
+
+
+def test_export_source_checks_the_opset_before_it_loads_a_model() -> None:
+    with pytest.raises(modelexport.ArgumentError, match="opset 3 is out of range"):
+        modelexport.export_source("no/such-model", "m.onnx", opset_version=3)
+
+
 def test_export_source_refuses_unknown_options() -> None:
     options: Any = {"input_tex": "hello"}
     with pytest.raises(modelexport.UnknownOptionError, match="did you mean input_text"):
@@ -321,7 +357,7 @@ def test_export_source_does_what_the_command_does(
     assert first.sidecar.export == second.sidecar.export
     recorded = first.sidecar.export.source_options
     assert recorded == modelexport.SourceOptions(input_shapes={"": (2, 4)})
-    assert report.notes == ("torch_nn names Conv9d, but no module matches it",)
+    assert report.notes == ("torch_nn_exceptions names Conv9d, but no module matches it",)
     assert steps[0] == "load torch and the model"
     listed = modelexport.list_modules("a.onnx")
     assert [module.module for module in listed] == ["", "0", "1"]
@@ -331,7 +367,7 @@ READERS = ("load", "analyze", "validate", "strip", "extract", "partition", "list
 
 
 def test_one_name_for_one_thing() -> None:
-    for name in (*READERS, "export_graphml", "import_onnx"):
+    for name in (*READERS, "extract_module_subgraph", "export_graphml", "import_onnx"):
         parameters = list(inspect.signature(getattr(modelexport, name)).parameters)
         assert parameters[0] == "path", name
         assert not {"output", "target", "out"} & set(parameters), name
@@ -348,6 +384,8 @@ def test_earlier_keywords_still_work(tmp_path: Path) -> None:
     assert m.strip(source=path, target=tmp_path / "base.onnx") == tmp_path / "base.onnx"
     assert m.extract(onnx_model=path, module="0", output=tmp_path / "0.onnx").record.module == "0"
     assert list(m.partition(onnx_model=path))
+    part = m.extract_module_subgraph(onnx_model=path, hierarchy_metadata=None, target_module="0")
+    assert part == m.extract_module_subgraph(path, None, module="0")
     files = m.export_graphml(onnx=path)
     m.import_onnx(graphml=files.graphml, output_path=tmp_path / "again.onnx")
     assert m.verify(model, inputs, onnx_path=path).agrees

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from modelexport.graph.flat import FlatSubgraph, Graph, Node
     from modelexport.graphml.import_onnx import Imported, import_onnx
     from modelexport.graphml.write import GraphmlFiles, export_graphml
-    from modelexport.keywords import ModelKeywords, SourceKeywords
+    from modelexport.keywords import ExporterKeywords, ModelKeywords, SourceKeywords
     from modelexport.modules.record import Attribution, Method, ModuleRecord, NodeTag
     from modelexport.modules.tree import ModuleTree
     from modelexport.options import CallOptions, ExportOptions, SourceOptions
@@ -126,7 +126,7 @@ _HOMES = {
     "graph.flat": "FlatSubgraph Graph Node",
     "graphml.import_onnx": "Imported import_onnx",
     "graphml.write": "GraphmlFiles export_graphml",
-    "keywords": "ModelKeywords SourceKeywords",
+    "keywords": "ExporterKeywords ModelKeywords SourceKeywords",
     "modules.record": "Attribution Method ModuleRecord NodeTag",
     "modules.tree": "ModuleTree",
     "options": "CallOptions ExportOptions SourceOptions",
@@ -174,6 +174,7 @@ __all__ = [
     "ExportRecord",
     "ExportReport",
     "ExportStrategy",
+    "ExporterKeywords",
     "ExtractableModule",
     "Extraction",
     "ExtractionRecord",

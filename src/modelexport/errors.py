@@ -20,6 +20,7 @@ UserWarning
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
 
@@ -43,7 +44,7 @@ class ModelExportError(Exception):
     @property
     def headline(self) -> str:
         """The message and its hint, in one line."""
-        return f"{self.message} ({self.hint})" if self.hint else self.message
+        return with_hint(self.message, self.hint)
 
     def __str__(self) -> str:
         return "\n".join((self.headline, *self.details))
@@ -115,6 +116,20 @@ def describe_type(value: object) -> str:
     name = type(value).__name__
     vowel = name.lower().startswith(("a", "e", "i", "o", "nd"))  # an ndarray, but a uint8
     return f"{'an' if vowel else 'a'} {name}"
+
+
+def with_hint(message: str, hint: str | None) -> str:
+    """Append a hint to a message: in parentheses, or after a semicolon where it ends in some."""
+    if not hint:
+        return message
+    return f"{message}; {hint}" if message.endswith(")") else f"{message} ({hint})"
+
+
+def suggest_name(name: str, known: Sequence[str]) -> str:
+    """Return the hint for an unknown name: the nearest known one if any, and all of them."""
+    near = difflib.get_close_matches(name, known, 1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"{meant}known: {', '.join(known)}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from modelexport.options import SourceOptions
-
-StrPath = str | os.PathLike[str]
+from modelexport.options import SourceOptions, StrPath
 
 
 class ModelKeywords(TypedDict, total=False):
@@ -18,6 +15,7 @@ class ModelKeywords(TypedDict, total=False):
     fallback: bool
     opset_version: int | None
     torch_nn_exceptions: str | Sequence[str] | None
+    torch_nn: str | Sequence[str] | None
     include: str | Sequence[str] | None
     exclude: str | Sequence[str] | None
     max_depth: int | None
@@ -57,6 +55,7 @@ class SourceKeywords(TypedDict, total=False):
     fallback: bool
     opset_version: int | None
     torch_nn_exceptions: str | Sequence[str] | None
+    torch_nn: str | Sequence[str] | None
     include: str | Sequence[str] | None
     exclude: str | Sequence[str] | None
     max_depth: int | None
@@ -77,6 +76,7 @@ class SourceKeywords(TypedDict, total=False):
     random_weights: bool
     input_text: str | None
     input_shapes: Mapping[str, Sequence[int]] | Sequence[int]
+    input_shape: Mapping[str, Sequence[int]] | Sequence[int]
     input_specs: StrPath | None
     dynamic: bool
     dynamic_axes: Mapping[str, Mapping[int, str]]

@@ -19,6 +19,8 @@ import msgspec
 from modelexport.errors import UnknownOptionError
 from modelexport.exporters import EXPORTER_NAMES
 
+StrPath = str | os.PathLike[str]
+"""What a caller may pass as a path."""
 PARAMETER_MODES = ("sidecar", "embedded", "reference")
 """Where a GraphML has the data of initializers: in a file beside it, inside it, in the model."""
 
@@ -221,6 +223,16 @@ def options_of(record: type[msgspec.Struct]) -> tuple[Option, ...]:
             spelling = meta.extra["spelling"]
             options.append(Option(field.name, kind, default, meta.description, spelling))
     return tuple(sorted(options, key=lambda option: option.spelling.for_source))
+
+
+def flags_of(option: Option) -> tuple[str, ...]:
+    """Return the flags of an option on the command line, the first one being its name there."""
+    dashed = option.name.replace("_", "-")
+    if option.type is bool and option.default:  # a flag that turns it off
+        return (f"--no-{dashed}",)
+    if option.type == bool | None:
+        return (f"--{dashed}/--no-{dashed}",)
+    return option.spelling.flags or (f"--{dashed}",)
 
 
 def recorded_options(options: ExportOptions) -> SourceOptions:

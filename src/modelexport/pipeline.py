@@ -22,6 +22,7 @@ from modelexport.attribution.evidence import Facts
 from modelexport.attribution.module_records import build_map
 from modelexport.attribution.strategies import ExportStrategy, Strategy, attribute
 from modelexport.capture.failure import explain_failure
+from modelexport.capture.graph_inputs import match_inputs
 from modelexport.capture.inputs import check_model_runs, in_signature_order
 from modelexport.capture.model_state import EXPORT_LOCK, check_model, kind_of_model
 from modelexport.capture.module_tree import read_module_tree, read_program_tree
@@ -35,15 +36,17 @@ from modelexport.exporters import (
 )
 from modelexport.graph.flat import flatten, pause_collector
 from modelexport.graphml.write import export_graphml
-from modelexport.keywords import ExporterKeywords, ModelKeywords, StrPath
+from modelexport.keywords import ExporterKeywords, ModelKeywords
 from modelexport.modules.tags import assign_tags, make_policy
 from modelexport.modules.tree import ModuleTree
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import Transaction, transaction, write_file
 from modelexport.onnx_file.model_file import parse_model
-from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, resolve_names
+from modelexport.option_values import check_flag, convert_options
+from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, StrPath, resolve_names
 from modelexport.report import ExportReport, Steps, markdown_page, report_path, warn_of_failures
 from modelexport.request import ExportRequest, check_options, check_request, graph_files
+from modelexport.tagged.example_inputs import record_example
 from modelexport.tagged.hierarchy_map import HierarchyMap, tagged_chunks
 from modelexport.tagged.records import (
     ExampleInput,
@@ -54,8 +57,6 @@ from modelexport.tagged.records import (
 )
 from modelexport.tagged.strip import scrub_bytes
 from modelexport.tagged.tables import tensor_infos
-from modelexport.verification.feeds import record_example
-from modelexport.verification.pytorch_run import match_inputs
 
 
 def export_model(
@@ -99,16 +100,16 @@ def export_model(
     """
     named = resolve_names(options, MODEL_KEYWORDS)
     split = _split_options({"strategy": strategy, "optimize": optimize, **named})
-    report = export_with(model, example_inputs, output_path, *split, verbose)
+    report = export_with(model, example_inputs, output_path, *split, check_flag("verbose", verbose))
     warn_of_failures(report)
     return report
 
 
 def _split_options(named: Mapping[str, Any]) -> tuple[ExportOptions, CallOptions]:
-    """Sort the keywords of `export_model` into their two records."""
+    """Sort the keywords of `export_model` into their two records, and check their types."""
     further = {name: named[name] for name in CallOptions.__struct_fields__ if name in named}
     rest = {name: value for name, value in named.items() if name not in further}
-    return ExportOptions(**rest), CallOptions(**further)
+    return convert_options(rest, ExportOptions), convert_options(further, CallOptions)
 
 
 def export_with(
@@ -332,7 +333,8 @@ class HierarchyExporter:
         named = resolve_names(options, MODEL_KEYWORDS)
         self.strategy = strategy
         self.options = {**named, "optimize": optimize, "verbose": verbose}
-        check_options(_split_options({**named, "strategy": strategy})[0])
+        check_flag("verbose", verbose)
+        check_options(_split_options({**named, "strategy": strategy, "optimize": optimize})[0])
 
     def export(
         self,

@@ -6,7 +6,7 @@ torch is imported by the functions that get a model: options and paths are check
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import msgspec
 
 from modelexport.attribution.strategies import ExportStrategy, Strategy, find_strategy
 from modelexport.capture.trace import TorchOptions
-from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, describe_type
+from modelexport.errors import ArgumentError, FileError
 from modelexport.exporters import (
     AUTO_EXPORTERS,
     GRAPH_OPTIONS,
@@ -26,6 +26,7 @@ from modelexport.exporters import (
 from modelexport.graphml.format import check_graphml, check_mode, data_path
 from modelexport.modules.tags import make_policy
 from modelexport.onnx_file.atomic_write import check_output_path
+from modelexport.option_values import spell_option
 from modelexport.options import CallOptions, ExportOptions
 from modelexport.report import report_path
 from modelexport.tagged.records import sidecar_path
@@ -81,8 +82,8 @@ def check_request(
     torch_options = TorchOptions(
         optimize=options.optimize,
         opset_version=options.opset_version,
-        input_names=_check_names(call.input_names, "input_names"),
-        output_names=_check_names(call.output_names, "output_names"),
+        input_names=call.input_names,
+        output_names=call.output_names,
         dynamic_shapes=call.dynamic_shapes,
         external_data=options.external_data,
         verbose=verbose,
@@ -94,9 +95,8 @@ def check_request(
     elif options.external_data is False and exceeds_one_file(module):
         raise ArgumentError(
             "the weights do not fit into one file: the limit is 2 GiB",
-            hint="leave external_data out",
+            hint=f"leave {spell_option('external_data').rpartition('/')[2]} out",
         )
-    _check_opset(options.opset_version, attempts[0][1])
     return ExportRequest(module, inputs, target, graphml, options, call, torch_options, attempts)
 
 
@@ -119,15 +119,20 @@ def check_options(options: ExportOptions) -> None:
         find_exporter(options.exporter)
     if options.dynamic and options.dynamic_axes:
         raise ArgumentError(
-            "--dynamic chooses the axes that --dynamic-axes sets", hint="give one of them"
+            f"{spell_option('dynamic')} chooses the axes that {spell_option('dynamic_axes')} sets",
+            hint="give one of them",
         )
-    if any(size < 1 for shape in options.input_shapes.values() for size in shape):
-        raise ArgumentError(
-            "a shape has a size below 1", hint="write it as 1,128 or input_ids=1,128"
-        )
+    for shape in options.input_shapes.values():
+        if any(size < 1 for size in shape):
+            raise ArgumentError(
+                f"sizes in {spell_option('input_shapes')} must be 1 or more, "
+                f"got {','.join(map(str, shape))}",
+                hint="write it as 1,128 or input_ids=1,128",
+            )
     check_mode(options.graphml_parameters)
     check_no_graph_text(options.scrub, *graph_files(options).values())
     make_policy(options.torch_nn_exceptions, options.include, options.exclude, options.max_depth)
+    _check_opset(options.opset_version, _plan_attempts(options)[0][1])
 
 
 def check_outputs(output_path: object, options: ExportOptions) -> tuple[Path, Path | None]:
@@ -141,13 +146,13 @@ def check_outputs(output_path: object, options: ExportOptions) -> tuple[Path, Pa
     target, graphml = check_output_path(output_path), None
     if options.with_graphml or options.graphml_output is not None:
         graphml = check_graphml(target, options.graphml_output, options.graphml_parameters)
-    written = {path.resolve(): path for path in _written(target, graphml, options.with_report)}
+    written = {path.resolve(): path for path in _list_outputs(target, graphml, options.with_report)}
     for graph_file in graph_files(options).values():
         _check_graph_file(check_output_path(graph_file, suffix=""), written)
     return target, graphml
 
 
-def _written(target: Path, graphml: Path | None, with_report: bool) -> Iterator[Path]:
+def _list_outputs(target: Path, graphml: Path | None, with_report: bool) -> Iterator[Path]:
     yield from (target, sidecar_path(target), target.with_name(f"{target.name}.data"))
     if with_report:
         yield report_path(target)
@@ -170,23 +175,9 @@ def _check_graph_file(path: Path, written: dict[Path, Path]) -> None:
         )
 
 
-def _check_names(names: Sequence[str] | None, argument: str) -> list[str] | None:
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ArgumentTypeError(
-            f"{argument} must be a list of names", hint='for example ["input_ids"]'
-        )
-    return list(names)
-
-
-def _check_opset(opset_version: object, exporter: Exporter) -> None:
+def _check_opset(opset_version: int | None, exporter: Exporter) -> None:
     if opset_version is None:
         return
-    if isinstance(opset_version, bool) or not isinstance(opset_version, int):
-        raise ArgumentTypeError(
-            f"opset_version is {describe_type(opset_version)}", hint="pass a whole number"
-        )
     low, high = exporter.opsets
     if not low <= opset_version <= high:
         raise ArgumentError(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import msgspec
 
-from modelexport.errors import ArgumentTypeError
+from modelexport.errors import ArgumentTypeError, describe_type
 from modelexport.exporters import EXPORTERS, find_exporter
-from modelexport.keywords import SourceKeywords, StrPath
+from modelexport.keywords import SourceKeywords
 from modelexport.modules.tags import make_policy, unmatched_names
+from modelexport.option_values import check_flag, check_function, convert_options, spell_option
 from modelexport.options import (
     SOURCE_KEYWORDS,
     CallOptions,
     ExportOptions,
+    StrPath,
     recorded_options,
     resolve_names,
 )
@@ -34,7 +37,7 @@ class SourceExport(NamedTuple):
 
 
 def export_source(
-    spec: str,
+    spec: StrPath,
     output_path: StrPath,
     *,
     verbose: bool = False,
@@ -61,21 +64,22 @@ def export_source(
         ExportError: torch cannot export the model.
         ModelExportError: Any other error, such as a path that cannot be written.
     """
-    named = resolve_names(options, SOURCE_KEYWORDS)
-    try:
-        chosen = msgspec.convert(named, ExportOptions)
-    except msgspec.ValidationError as error:
+    if not isinstance(spec, str | os.PathLike):
         raise ArgumentTypeError(
-            f"an option has the wrong type: {error}", hint="see ExportOptions for the types"
-        ) from error
-    report, notes = run_export(spec, str(output_path), chosen, on_step, verbose)
+            f"spec must be the name of a model, got {describe_type(spec)}",
+            hint="use export_model for a model that is loaded already",
+        )
+    check_flag("verbose", verbose)
+    check_function("on_step", on_step)
+    chosen = convert_options(resolve_names(options, SOURCE_KEYWORDS), ExportOptions)
+    report, notes = run_export(os.fspath(spec), output_path, chosen, on_step, verbose)
     warn_of_failures(report)
     return msgspec.structs.replace(report, notes=(*notes, *report.notes))
 
 
 def run_export(
     spec: str,
-    output: str,
+    output: StrPath,
     options: ExportOptions,
     on_step: Callable[[str], None] | None = None,
     verbose: bool = False,
@@ -134,7 +138,7 @@ def _idle_options(options: ExportOptions, report: ExportReport) -> list[str]:
     classes = {path: module.class_ for path, module in report.hierarchy.modules.items()}
     policy = make_policy(options.torch_nn_exceptions, options.include, options.exclude)
     notes += [
-        f"{option} names {name}, but no module matches it"
+        f"{spell_option(option)} names {name}, but no module matches it"
         for option, names in unmatched_names(policy, classes).items()
         for name in names
     ]

@@ -107,7 +107,7 @@ def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "m.onnx.data").unlink()
     (finding,) = modelexport.validate(path).findings
     assert finding.code == "data-missing"
-    assert finding.message == "m.onnx.data is missing: the weights of m.onnx are in it"
+    assert finding.message == "m.onnx.data is missing: initializers of m.onnx are in it"
 
 
 def cut_short(model: onnx.ModelProto) -> None:

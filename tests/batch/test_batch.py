@@ -31,7 +31,7 @@ from batch.batches import (
 )
 from modelexport.batch.jobs import read_jobs
 from modelexport.batch.supervisor import run_job
-from modelexport.onnx_file.atomic_write import settle_dead_runs
+from modelexport.onnx_file.atomic_write import recover_killed_runs
 
 pytestmark = pytest.mark.integration
 
@@ -158,12 +158,12 @@ def test_jobs_end_with_a_batch_that_is_killed(bad: str, tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     wait_for_end(tmp_path)
-    wait_until(lambda: _settled(tmp_path / "out"))
+    wait_until(lambda: _is_recovered(tmp_path / "out"))
 
 
-def _settled(folder: Path) -> bool:
+def _is_recovered(folder: Path) -> bool:
     """Settle dead runs as the next run in the folder does; return whether none is left."""
-    settle_dead_runs(folder)
+    recover_killed_runs(folder)
     return not list(folder.glob(".*"))
 
 

@@ -127,8 +127,8 @@ def test_names_that_no_module_has(demo: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     told = [line for line in result.stderr.splitlines() if "no module" in line]
     assert told == [
-        "note: torch_nn names LayrNorm, but no module matches it",
-        "note: exclude names head.*, but no module matches it",
+        "note: --torch-nn names LayrNorm, but no module matches it",
+        "note: --exclude names head.*, but no module matches it",
     ]
     assert "no module" not in run("export", demo / "bert-tiny", tmp_path / "n.onnx").stderr
 

@@ -260,7 +260,10 @@ def test_verify_makes_the_inputs_of_the_export(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nets.py:make", "net.onnx", "--atol", "-1"), "atol is -1.0"),
+        (
+            ("nets.py:make", "net.onnx", "--atol", "-1"),
+            "atol must be a finite number, 0 or more, got -1.0",
+        ),
         (("nets.py:make", "net.onnx", "--module", "blocks.9"), "near it: blocks."),
         (("nets.py:none", "net.onnx"), "none"),
         (("nets.py:make", "none.onnx"), "cannot read none.onnx"),

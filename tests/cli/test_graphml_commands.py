@@ -50,7 +50,7 @@ def test_export_with_graphml(factory: str, tmp_path: Path) -> None:
     result = invoke("export", factory, tmp_path / "m.onnx", "--with-graphml")
     assert result.exit_code == 0, result.output
     assert (
-        "graphml m_hierarchical_graph.graphml, weights in m_hierarchical_graph.onnxdata"
+        "graphml m_hierarchical_graph.graphml, data in m_hierarchical_graph.onnxdata"
         in result.stdout
     )
     assert (tmp_path / "m_hierarchical_graph.onnxdata").exists()
@@ -137,7 +137,7 @@ def test_export_graphml_says_what_it_wrote(handmade: Path) -> None:
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert " ".join(lines).split(": ")[1].startswith("11 nodes in 0 modules, 2")
-    assert lines[-1].startswith("  weights in model_hierarchical_graph.onnxdata, ")
+    assert lines[-1].startswith("  initializers in model_hierarchical_graph.onnxdata, ")
     assert max(map(len, lines)) <= 80 or handmade.name in lines[0]
     assert result.stderr == ""
 

@@ -361,3 +361,38 @@ def test_a_count_of_one_is_singular(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "1 module:" in shown
     assert "1 node in 1 module" in drawn
     assert not re.search(r"\b1 (tags|nodes|modules|edges|parameters)\b", shown + drawn)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("exprot", "did you mean export?"), ("qqqq", "modelexport --help lists them")],
+)
+def test_an_unknown_command_gets_a_suggestion(name: str, hint: str) -> None:
+    result = run(name)
+    assert result.exit_code == 2
+    assert f"there is no command {name!r} ({hint})" in result.stderr
+
+
+def test_messages_name_options_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("export", "some/model", "m.onnx", "--dynamic", "--dynamic-axes", "x=0:batch")
+    assert "--dynamic chooses the axes that --dynamic-axes sets" in result.stderr
+    with pytest.raises(modelexport.ArgumentError, match=r"^dynamic chooses .* dynamic_axes sets"):
+        modelexport.export_source(
+            "some/model", "m.onnx", dynamic=True, dynamic_axes={"x": {0: "batch"}}
+        )
+    (tmp_path / "jobs.json").write_text(
+        '{"jobs": [{"model": "a", "output": "a.onnx", "max_depth": 0}]}'
+    )
+    assert "job 1: max_depth must be 1 or more, got 0" in run("batch", "jobs.json").stderr
+    result = run("export", "some/model", "m.onnx", "--max-depth", "0")
+    assert "--max-depth must be 1 or more, got 0" in result.stderr
+
+
+def test_a_hint_follows_parentheses_after_a_semicolon() -> None:
+    plain = modelexport.ArgumentError("no such thing", hint="choose another")
+    assert plain.headline == "no such thing (choose another)"
+    ends = modelexport.ArgumentError("no such thing (root)", hint="choose another")
+    assert ends.headline == "no such thing (root); choose another"

@@ -389,7 +389,7 @@ def test_a_result_that_the_exporter_removed_is_warned_of(strategy: str, tmp_path
     assert modelexport.load(path).modules["a"].results == ((None,),)
     with pytest.warns(
         modelexport.ExtractionWarning,
-        match="all that a returned: value 0 is not in the exported graph",
+        match="lacks outputs that a returned: value 0 is not in the exported graph",
     ):
         modelexport.extract(path, "a")
     modelexport.extract(path, "")  # any other warning is an error

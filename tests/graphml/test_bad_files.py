@@ -72,17 +72,23 @@ def test_cut_anywhere(mode: str, tmp_path: Path) -> None:
         len(whole) - 2,
     ):
         graphml.write_bytes(whole[:end])
-        refused(graphml, "is not XML|is cut short or damaged|is empty")
+        refused(graphml, "is not GraphML|is cut short or damaged|is empty")
 
 
 TEXTS: dict[str, tuple[str, str]] = {
-    "another kind": ("<html><body/></html>", "another kind of XML"),
-    "another namespace": ("<graphml><graph/></graphml>", "another kind of XML"),
+    "another kind": (
+        "<html><body/></html>",
+        "is not GraphML .pass the file that export-graphml wrote",
+    ),
+    "another namespace": (
+        "<graphml><graph/></graphml>",
+        "is not GraphML .pass the file that export-graphml wrote",
+    ),
     "no model": (
         f'<graphml xmlns="{GRAPHML}"><graph id="G" edgedefault="directed"/></graphml>',
         "holds no model",
     ),
-    "not XML": ("hello", "is not XML"),
+    "not XML": ("hello", "is not GraphML .pass the file that export-graphml wrote"),
     "entities": (
         '<!DOCTYPE graphml [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
         f'<graphml xmlns="{GRAPHML}">&b;</graphml>',
@@ -118,9 +124,9 @@ def test_a_bomb_costs_nothing(tmp_path: Path) -> None:
     path.write_text(text)
     refused(path, "has a document type")
     path.write_text('<?xml version="1.0" encoding="UTF-16"?>' + text, encoding="utf-16")
-    refused(path, "not XML|damaged|document type")
+    refused(path, "not GraphML|damaged|document type")
     path.write_text('<?xml version="1.0" encoding="UTF-7"?>' + text)
-    refused(path, "document type|damaged|not XML")
+    refused(path, "document type|damaged|not GraphML")
 
 
 def changed(change: Callable[[str], str]) -> Callable[[Path], None]:
@@ -167,7 +173,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "missing data": (
         lambda g: _data(g).unlink(),
-        r"g.onnxdata is missing: the weights of g.graphml are in it \(put",
+        r"g.onnxdata is missing: initializers of g.graphml are in it \(put",
     ),
     "short data": (
         lambda g: _data(g).write_bytes(_data(g).read_bytes()[:-1]),

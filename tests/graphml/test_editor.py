@@ -207,19 +207,19 @@ def redraw(d: Drawing) -> None:
 EDITS: dict[str, tuple[Callable[[Drawing], object], str]] = {
     "an operator removed": (
         lambda d: d.remove(d.find(name="relu")),
-        r"an operator was removed: nothing gives 'r' to 'mul' \(n\d+\)",
+        r"an operator was removed: 'mul' \(n\d+\) consumes 'r', which nothing produces",
     ),
     "the last operator removed": (
         lambda d: d.remove(d.find(name="leaky")),
-        "an operator was removed: nothing gives 'y' to the output 'y'",
+        "an operator was removed: the output 'y' consumes 'y', which nothing produces",
     ),
     "two operators removed": (
         lambda d: d.remove(d.find(name="relu"), d.find(name="sub")),
-        r"2 operators were removed: nothing gives 'r' to 'mul' \(n\d+\)",
+        r"2 operators were removed: 'mul' \(n\d+\) consumes 'r', which nothing produces",
     ),
     "an initializer removed": (
         lambda d: d.remove(d.find(name="b")),
-        r"an initializer was removed: nothing gives 'b' to 'sub' \(n\d+\)",
+        r"an initializer was removed: 'sub' \(n\d+\) consumes 'b', which nothing produces",
     ),
     "an input removed": (lambda d: d.remove(d.find(name="x")), "the input 'x' was removed"),
     "an output removed": (lambda d: d.remove(d.find(name="y")), "the output 'y' was removed"),
@@ -346,10 +346,13 @@ def test_parts_of_a_subgraph_removed(tmp_path: Path) -> None:
     drawing.remove(
         next(n for n in drawing.of_kind("initializer") if drawing.texts(n)["name"] == "big")
     )
-    refused(drawing, r"an initializer was removed: nothing gives '\S*big' to 'Add' \(\S+\)")
+    refused(
+        drawing,
+        r"an initializer was removed: 'Add' \(\S+\) consumes '\S*big', which nothing produces",
+    )
     drawing, _ = subgraphs_drawing(tmp_path)
     drawing.remove(drawing.find(kind="operator", name="loop"))
-    refused(drawing, "operators were removed: nothing gives 'looped' to 'scan'")
+    refused(drawing, "operators were removed: 'scan'.* consumes 'looped', which nothing produces")
 
 
 def test_an_operator_dragged_into_another_graph(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from modelexport.cli.main import main
 from modelexport.errors import ArgumentError, FileError, FormatError
 
 pytestmark = pytest.mark.sanity
-MISSING = "m.onnx.data is missing: the weights of m.onnx are in it"
+MISSING = "m.onnx.data is missing: initializers of m.onnx are in it"
 
 
 def with_weights_outside(path: Path) -> modelexport.ExportReport:

@@ -11,14 +11,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from torch import nn
 
 import modelexport
-from modelexport.errors import ArgumentError, FileError, FormatError
+from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError
 from modelexport.onnx_file.atomic_write import Transaction
 from modelexport.tagged.records import read_sidecar
 from zoo import ZOO, distinct
@@ -244,12 +246,25 @@ def test_files_that_are_no_models(content: bytes, match: str, tmp_path: Path) ->
         ({"output_path": "m.pt"}, ValueError, "does not end in .onnx"),
         ({"output_path": 3}, TypeError, "output path"),
         ({"strategy": "guess"}, ValueError, "known: auto, fx, htp, usage_based"),
+        ({"strategy": "fxx"}, ValueError, "did you mean fx. known: auto, fx"),
         ({"exporter": "abacus"}, ValueError, "known: dynamo, torchscript"),
         ({"opset_version": 3}, ValueError, "out of range"),
         ({"opset_version": 99}, ValueError, "out of range"),
         ({"opset_version": "18"}, TypeError, "whole number"),
         ({"max_depth": 0}, ValueError, "max_depth"),
-        ({"input_names": "x"}, TypeError, "list of names"),
+        ({"input_names": "x"}, TypeError, "input_names must be a list of names.*, got 'x'"),
+        ({"output_names": [1]}, TypeError, r"output_names must be .*, got \[1\]"),
+        ({"clean": "no"}, TypeError, "clean must be True or False, got 'no'"),
+        ({"fallback": "no"}, TypeError, "fallback must be True or False, got 'no'"),
+        ({"optimize": None}, TypeError, "optimize must be True or False, got None"),
+        ({"verbose": "no"}, TypeError, "verbose must be True or False, got 'no'"),
+        ({"external_data": 1.5}, TypeError, "external_data must be .*, got 1.5"),
+        ({"max_depth": "x"}, TypeError, "max_depth must be a whole number, got 'x'"),
+        ({"include": 3}, TypeError, "include must be a name or a list of names.*, got 3"),
+        ({"strategy": ["fx"]}, TypeError, "strategy must be a string, got "),
+        ({"temp_dir": 3}, TypeError, "temp_dir must be a path, got 3"),
+        ({"on_step": 3}, TypeError, "on_step must be a function.*, got 3"),
+        ({"seed": torch.ones(3)}, TypeError, "seed must be a whole number, got a Tensor"),
         ({"temp_dir": "nowhere"}, ValueError, "does not exist"),
     ],
 )
@@ -273,9 +288,43 @@ def test_bad_arguments(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exporter_object_checks_at_once_and_exports(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="guess"):
-        modelexport.HierarchyExporter(strategy="guess")
+def test_values_of_numpy_and_torch_are_options(tmp_path: Path) -> None:
+    model, inputs = small()
+    report = modelexport.export_model(
+        model,
+        inputs,
+        tmp_path / "m.onnx",
+        strategy=modelexport.ExportStrategy.HTP,
+        clean=np.bool_(True),  # type: ignore[typeddict-item]
+        with_report=torch.tensor(True),  # type: ignore[typeddict-item]
+        opset_version=np.int64(18),  # type: ignore[typeddict-item]
+        include={"block": 1}.keys(),  # type: ignore[typeddict-item]
+        temp_dir=tmp_path,
+    )
+    assert report.report_path is not None
+    assert report.hierarchy.model.opset == 18
+    assert not modelexport.load(report.onnx_path).is_tagged
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"strategy": "guess"}, "guess"),
+        ({"opset_version": "x"}, "opset_version must be a whole number, got 'x'"),
+        ({"opset_version": 3}, "opset 3 is out of range"),
+        ({"clean": "no"}, "clean must be True or False"),
+        ({"optimize": "no"}, "optimize must be True or False"),
+        ({"verbose": "no"}, "verbose must be True or False"),
+        ({"input_names": "x"}, "input_names must be a list of names"),
+        ({"on_step": 3}, "on_step must be a function"),
+    ],
+)
+def test_an_exporter_object_checks_at_once(options: dict[str, Any], match: str) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=match):
+        modelexport.HierarchyExporter(**options)
+
+
+def test_an_exporter_object_exports(tmp_path: Path) -> None:
     exporter = modelexport.HierarchyExporter(strategy="htp", torch_nn_exceptions=["Linear"])
     model, inputs = small()
     report = exporter.export(model, inputs, tmp_path / "m.onnx")

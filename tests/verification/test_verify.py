@@ -224,8 +224,10 @@ def test_narrowed_to_a_module(tmp_path: Path) -> None:
     for text in ("encoder.layer.1", "/BertModel/BertEncoder/BertLayer.1"):
         result = modelexport.verify(model, inputs, path, module=text)
         assert {parity.module.startswith("encoder.layer.1") for parity in result.modules} == {True}
+    steps: list[str] = []
     with pytest.raises(ArgumentError, match="near it"):
-        modelexport.verify(model, inputs, path, module="encoder.layer.9")
+        modelexport.verify(model, inputs, path, module="encoder.layer.9", on_step=steps.append)
+    assert steps == [], "a name that matches nothing is refused before a model runs"
 
 
 def test_another_shape_is_reported(tmp_path: Path) -> None:
@@ -602,9 +604,9 @@ def test_inputs_that_cannot_be_drawn_or_fed(tmp_path: Path) -> None:
         match=r"run 2 of 2: the file's input .*: expected \[.*\], got \[3,8\] .*--dynamic",
     ):
         modelexport.verify(model, inputs, path, further_inputs=[torch.ones(3, 8)])
-    with pytest.raises(ArgumentError, match="random_inputs: expected 0 or more, got -1"):
+    with pytest.raises(ArgumentError, match="random_inputs must be 0 or more, got -1"):
         modelexport.verify(model, inputs, path, random_inputs=-1)
-    with pytest.raises(ArgumentTypeError, match="seed: expected an integer, got a str"):
+    with pytest.raises(ArgumentTypeError, match="seed must be a whole number, got a str"):
         modelexport.verify(model, inputs, path, random_inputs=1, seed="a")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="no input can vary"):
         random_input_sets(ModelInputs((torch.zeros(2, 3, dtype=torch.int64),), {}), 1, 0)

@@ -138,7 +138,7 @@ class _ComparedFile:
         tags = self.model.effective_tags
         return [None if tag is None else tag.hierarchy_module for tag in tags]
 
-    def labeled(self, attributes: list[str | None]) -> LabeledGraph:
+    def label_graph(self, attributes: list[str | None]) -> LabeledGraph:
         """Label the graph for a comparison, given the digest of each node's attributes."""
         labels = node_labels(self.graph, attributes)
         proto = self.model.proto.graph
@@ -201,11 +201,11 @@ def _match_files(a: _ComparedFile, b: _ComparedFile) -> tuple[bool, dict[int, in
     """Return whether the topology is the same, and the node of `b` for each node of `a`."""
     if _is_literally_equal(a, b):
         return True, {index: index for index in range(len(a.graph.nodes))}
-    first, second = a.labeled(a.stored_attributes), b.labeled(b.stored_attributes)
+    first, second = a.label_graph(a.stored_attributes), b.label_graph(b.stored_attributes)
     left, right = canonical_form(first), canonical_form(second)
     if left.digest != right.digest:
         # Few files store a tensor's values in another way, and seeing through that takes longer.
-        first, second = a.labeled(a.attributes), b.labeled(b.attributes)
+        first, second = a.label_graph(a.attributes), b.label_graph(b.attributes)
         left, right = canonical_form(first), canonical_form(second)
     if left.digest == right.digest:
         return True, dict(zip(left.order, right.order, strict=True))

@@ -15,6 +15,7 @@ from modelexport.modules.lookup import ModuleIndex
 from modelexport.modules.record import NodeTag
 from modelexport.modules.tree import Ancestry, is_within
 from modelexport.onnx_file.model_file import StrPath, as_path
+from modelexport.options import keyword_aliases
 from modelexport.tagged.model import TaggedModel, load, recorded_tags
 from modelexport.tagged.records import Sidecar, read_sidecar
 
@@ -41,18 +42,19 @@ class ModuleSubgraph(msgspec.Struct, frozen=True):
         return value
 
 
+@keyword_aliases(onnx_model="path", target_module="module")
 def extract_module_subgraph(
-    onnx_model: onnx.ModelProto | StrPath,
+    path: onnx.ModelProto | StrPath,
     hierarchy_metadata: Sidecar | Mapping[str, Any] | StrPath | None,
-    target_module: str,
+    module: str,
 ) -> ModuleSubgraph:
     """Find the part of a graph that a module makes up.
 
     Args:
-        onnx_model: A tagged model or its path.
+        path: The path of a tagged model, or the model itself.
         hierarchy_metadata: The sidecar, as its path, its parsed JSON or the record; None to use
             the tags in the model, or those of the sidecar beside it.
-        target_module: A tag, a module path ("" is the root), an alias, or a glob of one match.
+        module: A tag, a module path ("" is the root), an alias, or a glob of one match.
 
     Returns:
         The names of the module's nodes and values.
@@ -61,26 +63,22 @@ def extract_module_subgraph(
         ArgumentError: If there is no such module.
         FormatError: If the model or the sidecar is malformed.
     """
-    model = (
-        TaggedModel(Path(), onnx_model)
-        if isinstance(onnx_model, onnx.ModelProto)
-        else load(onnx_model)
-    )
+    model = TaggedModel(Path(), path) if isinstance(path, onnx.ModelProto) else load(path)
     sidecar = _read_metadata(hierarchy_metadata)
     tags = model.effective_tags if sidecar is None else recorded_tags(model.graph, sidecar)
     modules = model.modules if sidecar is None else sidecar.modules
-    path = ModuleIndex(modules, tags).find(target_module).path
+    found = ModuleIndex(modules, tags).find(module).path
     values = BoundaryValues(model.graph, tags, Ancestry(modules))
-    leaving = values.outputs.get(path, {})
+    leaving = values.outputs.get(found, {})
     nodes = [
         node
         for node, tag in zip(model.graph.nodes, tags, strict=True)
-        if tag is not None and is_within(tag.hierarchy_module, path)
+        if tag is not None and is_within(tag.hierarchy_module, found)
     ]
     outputs = [name for node in nodes for name in node.outputs]
     return ModuleSubgraph(
         operations=tuple(node.key for node in nodes),
-        external_inputs=tuple(values.inputs.get(path, ())),
+        external_inputs=tuple(values.inputs.get(found, ())),
         internal_tensors=tuple(name for name in outputs if name not in leaving),
         boundary_operations=tuple(n.key for n in nodes if any(o in leaving for o in n.outputs)),
     )

@@ -195,17 +195,20 @@ def by_dataflow(facts: Facts, settled: Mapping[int, Site]) -> dict[int, Site]:
     nodes = facts.graph.nodes
     # Consumers come after a node and producers before it: in these orders one pass each is enough.
     for index in reversed(range(len(nodes))):
-        _settle(facts, known, index, facts.graph.consumers_of(index))
+        _take_common_site(facts, known, index, facts.graph.consumers_of(index))
     for index in range(len(nodes)):
-        _settle(facts, known, index, facts.graph.producers_of(index))
+        _take_common_site(facts, known, index, facts.graph.producers_of(index))
     for index, node in enumerate(nodes):
         if index not in known and node.enclosing in known:
             known[index] = known[node.enclosing]
-    _settle_functions(facts, known)
+    _take_callers_site(facts, known)
     return {index: site for index, site in known.items() if index not in settled}
 
 
-def _settle(facts: Facts, known: dict[int, Site], index: int, around: Iterable[int]) -> None:
+def _take_common_site(
+    facts: Facts, known: dict[int, Site], index: int, around: Iterable[int]
+) -> None:
+    """Give a node without a site the lowest module that contains those of the nodes around it."""
     node = facts.graph.nodes[index]
     if index in known or node.function or node.enclosing >= 0:
         return
@@ -221,7 +224,8 @@ def _site_around(facts: Facts, known: Mapping[int, Site], index: int) -> Site | 
     return known.get(index)
 
 
-def _settle_functions(facts: Facts, known: dict[int, Site]) -> None:
+def _take_callers_site(facts: Facts, known: dict[int, Site]) -> None:
+    """Give the nodes of a function the lowest module that contains those of its calls."""
     callers: dict[str, list[Site]] = {}
     for index, node in enumerate(facts.graph.nodes):
         if node.calls_function and index in known:

@@ -18,7 +18,7 @@ from modelexport.attribution.evidence import (
     by_scope,
 )
 from modelexport.capture.trace import Site
-from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
+from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type, suggest_name
 from modelexport.exporters import EXPORTER_NAMES
 from modelexport.modules.record import Attribution, Method
 
@@ -103,8 +103,10 @@ def find_strategy(name: str) -> Strategy:
         return _REGISTRY[name]
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in points:
-        known = ", ".join(dict.fromkeys((ExportStrategy.AUTO.value, *_REGISTRY, *points)))
-        raise ArgumentError(f"there is no strategy {str(name)!r}", hint=f"known: {known}")
+        known = list(dict.fromkeys((ExportStrategy.AUTO.value, *_REGISTRY, *points)))
+        raise ArgumentError(
+            f"there is no strategy {str(name)!r}", hint=suggest_name(str(name), known)
+        )
     return _load(points[name])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from modelexport.errors import (
     ArgumentTypeError,
     FileError,
     FormatError,
-    UnknownOptionError,
     describe_type,
 )
 from modelexport.onnx_file.model_file import StrPath, as_path, check_regular_file, is_file
+from modelexport.option_values import convert_options, name_options
 from modelexport.options import SOURCE_KEYWORDS, ExportOptions, resolve_names
 from modelexport.request import check_options, graph_files
 
@@ -168,23 +168,28 @@ def _make_jobs(
     for field in ("name", "output"):
         if field in defaults:
             raise FormatError(f"{where}: {field} is for one job, not for all", hint=_WRITE)
-    jobs = []
+    converted, jobs = [], []
     for number, fields in enumerate(given, 1):
         one = f"{where}, job {number}"
         # Names are resolved before merging: a job and the defaults may use different aliases.
         merged = {**_resolve(one, defaults), **_resolve(one, fields)}
-        jobs.append(_complete_job(one, _convert(one, merged), folder, outputs))
-    for field in ("name", "output"):
-        seen: set[str] = set()
-        for job in jobs:
-            value = getattr(job, field)
-            if value in seen:
-                raise FormatError(
-                    f"{where}: two jobs have the {field} {value}",
-                    hint=f"give each its own {field}",
-                )
-            seen.add(value)
+        converted.append(_convert(one, merged))
+        jobs.append(_complete_job(one, converted[-1], folder, outputs))
+    # A name may be derived from the output, and the output from the name: first what is written.
+    _check_distinct(where, "name", (job.name for job in converted if job.name))
+    _check_distinct(where, "output", (job.output for job in jobs))
+    _check_distinct(where, "name", (job.name for job in jobs))
     return tuple(jobs)
+
+
+def _check_distinct(where: str, field: str, values: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise FormatError(
+                f"{where}: two jobs have the {field} {value}", hint=f"give each its own {field}"
+            )
+        seen.add(value)
 
 
 def _check_defaults(where: str, defaults: Mapping[str, Any]) -> None:
@@ -198,9 +203,10 @@ def _check_defaults(where: str, defaults: Mapping[str, Any]) -> None:
 def _locate_errors(where: str) -> Iterator[None]:
     """Say in the message of an error where the job is."""
     try:
-        yield
-    except (ArgumentError, FormatError, UnknownOptionError) as error:
-        raise FormatError(f"{where}: {error.message}", hint=error.hint) from error
+        with name_options(as_flags=False):
+            yield
+    except (ArgumentError, ArgumentTypeError, FormatError) as error:
+        raise FormatError(f"{where}: {error.message}", hint=error.hint or _WRITE) from error
 
 
 def _resolve(where: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,10 +216,8 @@ def _resolve(where: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _convert(where: str, fields: Mapping[str, Any]) -> BatchJob:
-    try:
-        return msgspec.convert(fields, BatchJob, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"{where}: {error}", hint=_WRITE) from error
+    with _locate_errors(where):
+        return convert_options(fields, BatchJob)
 
 
 def _complete_job(where: str, job: BatchJob, folder: Path, outputs: Path) -> BatchJob:

@@ -104,7 +104,7 @@ def _local_files(job: BatchJob, folder: Path) -> list[Path]:
 
 
 def is_unchanged(result: JobResult, job: BatchJob, folder: Path) -> bool:
-    """Tell whether a job is done, and neither it nor its outputs have changed since."""
+    """Return whether a job is done, and neither it nor its outputs have changed since."""
     if result.status != DONE or not result.files or result.output != job.output:
         return False
     outputs = Path(job.output).parent

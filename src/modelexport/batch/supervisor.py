@@ -18,7 +18,7 @@ import msgspec
 from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import CRASHED, OUT_OF_MEMORY, TIMED_OUT, JobResult
 from modelexport.batch.worker import JobRequest, WorkerMessage
-from modelexport.onnx_file.atomic_write import settle_dead_runs
+from modelexport.onnx_file.atomic_write import recover_killed_runs
 
 _TICK = 0.2
 _CHUNK = 1 << 16
@@ -104,7 +104,7 @@ def _run(request: JobRequest, folder: Path, stopped: Callable[[], bool]) -> JobR
         timed_out = output.read_to_end(deadline, stopped)
     finally:
         _kill(process)
-        settle_dead_runs((folder / job.output).parent)
+        recover_killed_runs((folder / job.output).parent)
         output.close()
         if guard is not None:
             guard.communicate(b"ended")

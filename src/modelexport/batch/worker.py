@@ -153,7 +153,7 @@ def _sendable(text: str) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory ran out, as Python, torch or the C library reports it."""
+    """Return whether memory ran out, as Python, torch or the C library reports it."""
     return any(
         isinstance(cause, MemoryError) or any(word in _message(cause) for word in _NO_MEMORY)
         for cause in _causes(error)

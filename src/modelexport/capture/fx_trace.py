@@ -159,7 +159,7 @@ class Decomposition:
         return storage is None or bisect_right(self._writes.get(storage, ()), position) > 0
 
     def is_repeated_view(self, name: str) -> bool:
-        """Tell whether torch repeated a view for a consumer: then it is not the consumer's own."""
+        """Return whether torch repeated a view for a consumer, which is then not its own."""
         origin = self._origins.get(name)
         return origin is not None and self._latest.get(origin) != name
 
@@ -258,7 +258,7 @@ def operation_of(node: Any) -> object:
 
 
 def _is_item(node: Any) -> bool:
-    """Tell whether a node takes one of several results of another node."""
+    """Return whether a node takes one of several results of another node."""
     return node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node)
 
 

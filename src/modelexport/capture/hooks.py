@@ -44,7 +44,7 @@ def flatten_tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def holds_tensor(value: object) -> bool:
-    """Tell whether a value is a tensor or contains one."""
+    """Return whether a value is a tensor or contains one."""
     return next(flatten_tensors(value), None) is not None
 
 
@@ -129,7 +129,7 @@ class Recorder:
             self._operation_calls = self._reader.assign_calls(self._calls)
 
     def _is_unrecorded(self) -> bool:
-        """Tell whether a call is to be ignored."""
+        """Return whether a call is to be ignored."""
         # In a subgraph that dynamo compiles, a side effect such as recording fails the capture.
         if torch.compiler.is_dynamo_compiling():
             return True

@@ -117,7 +117,7 @@ def bind_inputs(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
 
 
 def _fits(model: nn.Module, inputs: ModelInputs) -> bool:
-    """Tell whether the model's forward takes inputs of this number and these names."""
+    """Return whether the model's forward takes inputs of this number and these names."""
     try:
         inspect.signature(model.forward).bind(*inputs.args, **inputs.kwargs)
     except (TypeError, ValueError):
@@ -150,7 +150,7 @@ def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
 
 
 def can_run(model: nn.Module, inputs: ModelInputs) -> bool:
-    """Tell whether the model runs on these inputs."""
+    """Return whether the model runs on these inputs."""
     try:
         run_model(model, inputs)
     except Exception:

@@ -78,7 +78,7 @@ class InlinedGraph:
     def _has_inputs(
         self, traced: TracedOperation, inputs: Sequence[int], computed: Set[int]
     ) -> bool:
-        """Tell whether a traced operation has these inputs, as far as they are known."""
+        """Return whether a traced operation has these inputs, as far as they are known."""
         values = self.values
         return len(traced.inputs) == len(inputs) and all(
             values[old] == new if old in values else old not in computed and new not in self.origins

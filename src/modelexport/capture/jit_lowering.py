@@ -71,7 +71,7 @@ class Lowering:
         """Match the operations of the trace with those of its inlined copy."""
         self._inlined = InlinedGraph(graph, self.reader)
 
-    def _settle(self, graph: Any) -> None:
+    def _note_added(self, graph: Any) -> None:
         """Note what the exporter added after the last symbolic function: it may fold the result."""
         added = self._added_nodes(graph)
         for node in added:
@@ -87,7 +87,7 @@ class Lowering:
         """
         if self._inside_block:
             return symbolic(graph, block, node, *rest)
-        self._settle(graph)
+        self._note_added(graph)
         self._inside_block = True
         try:
             result = symbolic(graph, block, node, *rest)

@@ -66,7 +66,7 @@ _INLINE_LIMIT = 2**31 - 2**24  # a protobuf holds 2 GiB; the graph needs some ro
 
 
 def exceeds_one_file(model: nn.Module | ExportedProgram) -> bool:
-    """Tell whether the parameters and buffers are more than a protobuf can hold."""
+    """Return whether the parameters and buffers are more than a protobuf can hold."""
     tensors = (*model.parameters(), *model.buffers())
     return sum(t.numel() * t.element_size() for t in tensors) > _INLINE_LIMIT
 

@@ -129,7 +129,7 @@ def _export_once(
 
 
 def _needs_positions(model: nn.Module, inputs: ModelInputs) -> bool:
-    """Tell whether keyword inputs have to be passed by position.
+    """Return whether keyword inputs have to be passed by position.
 
     The tracer turns numbers among the keywords, and among the defaults that it adds, into inputs
     of the file; and it does not know keywords that forward has no name for.

@@ -49,7 +49,7 @@ class CallLog(msgspec.Struct, frozen=True):
         return {c.path: number for number, c in enumerate(self.calls) if counts[c.path] == 1}
 
     def within(self, inner: int, outer: int) -> bool:
-        """Tell whether a call was made inside another one, or is that call.
+        """Return whether a call was made inside another one, or is that call.
 
         Args:
             inner: The number of the call that may be inside.
@@ -262,7 +262,7 @@ class ValueMatcher:
     def _is_unchanged(
         self, before: Operation, after: Operation, renamed_constants: bool = False
     ) -> bool:
-        """Tell whether an operation is the same on the same inputs.
+        """Return whether an operation is the same on the same inputs.
 
         A fusion gives an initializer new values under a new name, so a constant with another name
         is accepted only where the node has the operation's own output name.
@@ -295,7 +295,7 @@ class ValueMatcher:
         return None
 
     def _repeats_producer(self, consumer: Operation, name: str) -> bool:
-        """Tell whether a consumer does what produced the value: optimisers merge the two."""
+        """Return whether a consumer does what produced the value: optimisers merge the two."""
         producer = self._producers.get(name)
         return (
             producer is not None
@@ -335,7 +335,7 @@ class ValueMatcher:
         )
 
     def _is_same(self, before: Operation, after: Operation) -> bool:
-        """Tell whether an operation is the same, whatever its outputs are called now.
+        """Return whether an operation is the same, whatever its outputs are called now.
 
         Compares with the matches made so far: `find` is under way for one of its outputs.
         """
@@ -346,7 +346,7 @@ class ValueMatcher:
 
 
 def _is_copy(removed: Operation) -> bool:
-    """Tell whether a removed operation was a copy.
+    """Return whether a removed operation was a copy.
 
     Optimisers fold no operation with one input and no attributes into another one, so an operation
     of this form that was removed had no effect.

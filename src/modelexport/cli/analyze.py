@@ -48,7 +48,8 @@ _MOST = 12
 @click.option(
     "--filter-tag",
     metavar="TEXT",
-    help="Only a tag and those below it, a glob, a module path, or auxiliary nodes.",
+    help="Only modules that match a tag, a module path, an alias or a glob, and those below; "
+    "auxiliary selects the auxiliary nodes.",
 )
 def analyze_command(
     onnx: Path, output_format: str, output_file: Path | None, filter_tag: str | None
@@ -61,7 +62,8 @@ def analyze_command(
     \b
     Examples:
       modelexport analyze bert.onnx
-      modelexport analyze bert.onnx --filter-tag encoder.layer.0 --output-format detailed
+      modelexport analyze bert.onnx --output-format detailed
+      modelexport analyze bert.onnx --filter-tag encoder.layer.0
       modelexport analyze bert.onnx --filter-tag '*/LayerNorm' --output-format csv
     """
     check_output(output_file, onnx)
@@ -150,9 +152,9 @@ def _suggestions(result: Analysis) -> Iterator[RenderableType]:
             "export it with modelexport first."
         )
         return
-    yield line(f"Nothing matches {result.filter!r}. The nearest tags:")
-    for tag in result.suggestions:
-        yield line(tag, 2)
+    yield line(f"Nothing matches {result.filter!r}. The nearest names:")
+    for name in result.suggestions:
+        yield line(name, 2)
 
 
 def _tree(result: Analysis) -> Iterator[RenderableType]:
@@ -228,7 +230,7 @@ def _details(result: Analysis) -> Iterator[RenderableType]:
             own = "" if module.own_nodes == module.nodes else f", {module.own_nodes:,} its own"
             yield line(f"nodes     {module.nodes:,}{own}: {join_counts(module.operators)}", 2)
         if module.parameters or module.bytes:
-            yield line(f"weights   {_parameters(result.file, module)}", 2)
+            yield line(f"data      {_parameters(result.file, module)}", 2)
         for title, names in (("reads    ", module.inputs), ("gives    ", module.outputs)):
             if names:
                 yield line(f"{title} {join_names(names, _MOST)}", 2)

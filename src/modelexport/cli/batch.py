@@ -86,18 +86,19 @@ def batch_command(
     that of the outputs.
 
     \b
-    output_dir = "exports"
-    [defaults]
-    strategy = "auto"
-    timeout = 600
-    memory = "4 GiB"
-    [[jobs]]
-    model = "./bert-tiny"
-    output = "bert.onnx"
-    [[jobs]]
-    model = "models.py:make_model"
-    output = "model.onnx"
-    input_shape = [2, 64]
+    Example:
+      output_dir = "exports"
+      [defaults]
+      strategy = "auto"
+      timeout = 600
+      memory = "4 GiB"
+      [[jobs]]
+      model = "./bert-tiny"
+      output = "bert.onnx"
+      [[jobs]]
+      model = "models.py:make_model"
+      output = "model.onnx"
+      input_shape = [2, 64]
 
     Each result is a line of JSON in <FILE's stem>_results.jsonl among the outputs, and on stdout if
     that is not a terminal. Exit code 0 if all jobs are done, 3 if one is not, 2 if the list is

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelexport.errors import ArgumentError, ModelExportError, plural
+from modelexport.errors import ArgumentError, ModelExportError, plural, with_hint
 
 if TYPE_CHECKING:  # rich and the file readers are imported where they are used: --help needs none
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -92,7 +92,7 @@ class Progress:
     def print(self, text: str, hint: str | None = None) -> None:
         """Print a line that stays; on a terminal without the hint, since a summary follows."""
         if self._status is None:
-            note(escape_control(text if hint is None else f"{text} ({hint})"))
+            note(escape_control(with_hint(text, hint)))
         else:
             self._status.console.print(_plain(text), soft_wrap=True)
 

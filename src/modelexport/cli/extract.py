@@ -40,9 +40,9 @@ def extract_command(
 ) -> None:
     """Write the nodes of MODULE to OUT (a .onnx file): a model that runs, with tags and sidecar.
 
-    MODULE is a tag, a module path ("" is the root) or a glob that matches one. Values that enter
-    the module become its inputs, values that leave it its outputs; its initializers are included,
-    and so are constants from outside.
+    MODULE is a tag, a module path ("" is the root), an alias or a glob that matches one. Values
+    that enter the module become its inputs, values that leave it its outputs; its initializers are
+    included, and so are constants from outside.
 
     \b
     Examples:
@@ -113,4 +113,4 @@ def strip_command(onnx: Path, out: Path) -> None:
     Where initializers are in a data file and OUT is in another folder, the data file is copied.
     """
     written, data = strip_file(onnx, out)
-    note(f"wrote {written}{f', weights in {join_names(data)}' if data else ''}")
+    note(f"wrote {written}{f', initializers in {join_names(data)}' if data else ''}")

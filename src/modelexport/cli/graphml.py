@@ -9,26 +9,19 @@ import click
 from rich.console import RenderableType
 
 from modelexport.cli.console import format_size, line, note, progress, show
+from modelexport.cli.source_options import one_option
 from modelexport.errors import plural
 from modelexport.graphml.format import graphml_path
 from modelexport.graphml.import_onnx import check_import, import_onnx
 from modelexport.graphml.write import GraphmlFiles, export_graphml
 from modelexport.onnx_file.atomic_write import check_output_path
-from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import sidecar_path
 
 
 @click.command("export-graphml")
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--graphml-parameters",
-    type=click.Choice(PARAMETER_MODES),
-    default=PARAMETER_MODES[0],
-    show_default=True,
-    help="Where the GraphML has its weights: beside it in an .onnxdata, inside it, or in the "
-    "model itself.",
-)
+@one_option("graphml_parameters")
 def export_graphml_command(onnx: Path, out: Path | None, graphml_parameters: str) -> None:
     """Write ONNX as GraphML to OUT, or to <stem>_hierarchical_graph.graphml beside it.
 
@@ -39,7 +32,8 @@ def export_graphml_command(onnx: Path, out: Path | None, graphml_parameters: str
     \b
     Examples:
       modelexport export-graphml bert.onnx
-      modelexport export-graphml bert.onnx bert.graphml --graphml-parameters embedded
+      modelexport export-graphml bert.onnx bert.graphml
+      modelexport export-graphml bert.onnx --graphml-parameters embedded
     """
     target = graphml_path(onnx) if out is None else out
     check_output_path(target, suffix=".graphml")
@@ -61,7 +55,8 @@ def _describe_files(files: GraphmlFiles) -> Iterator[RenderableType]:
     )
     yield line(f"{files.graphml}: {counts}, {format_size(files.graphml.stat().st_size)}")
     if files.data is not None:
-        yield line(f"weights in {files.data.name}, {format_size(files.data.stat().st_size)}", 2)
+        size = format_size(files.data.stat().st_size)
+        yield line(f"initializers in {files.data.name}, {size}", 2)
 
 
 @click.command("import-onnx")
@@ -88,7 +83,7 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
         imported = import_onnx(graphml, out, on_progress=step.fraction)
     show([line(f"{out}: {plural(imported.nodes, 'node')}")])
     for path in imported.data:
-        show([line(f"weights in {path.name}", 2)])
+        show([line(f"initializers in {path.name}", 2)])
     if not validate:
         return
     from modelexport.verification.runtime import run_on_zeros  # with ONNX Runtime, not needed else

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -66,6 +67,16 @@ class _Commands(click.Group):
         )
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name; suggest the nearest for an unknown one."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            hint = f"did you mean {near[0]}?" if near else "modelexport --help lists them"
+            ctx.fail(f"there is no command {args[0]!r} ({hint})")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the names and the short help of the commands without importing them."""
         with formatter.section("Commands"):
@@ -73,8 +84,11 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command, and print an error as one line, its details, and an exit code."""
+        from modelexport.option_values import name_options
+
         try:
-            return super().invoke(ctx)
+            with name_options(as_flags=True):
+                return super().invoke(ctx)
         except ModelExportError as error:
             from modelexport.cli.console import escape_control
 

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from modelexport.errors import SourceError
-from modelexport.options import SOURCE_KEYWORDS, Option, SourceOptions, options_of
+from modelexport.options import SOURCE_KEYWORDS, Option, SourceOptions, flags_of, options_of
 
 
 class Shape(click.ParamType[tuple[str, tuple[int, ...]]]):
@@ -78,8 +78,7 @@ _BY_INPUT: dict[Any, click.ParamType[Any]] = {
 
 def _click_option(option: Option) -> Callable[[Any], Any]:
     """Return the click option for a field: its type and default decide its form."""
-    spelling, dashed = option.spelling, option.name.replace("_", "-")
-    flags = spelling.flags or (f"--{dashed}",)
+    spelling = option.spelling
     details: dict[str, Any] = {"help": option.description, "default": option.default}
     if option.type in _BY_INPUT:
         details = {"type": _BY_INPUT[option.type], "multiple": True, "callback": _merge}
@@ -87,12 +86,11 @@ def _click_option(option: Option) -> Callable[[Any], Any]:
     elif option.type is bool and option.default:
         # An option that is on by default is a flag that turns it off. It is inverted here, since
         # versions of click disagree on the default of a flag whose value is False.
-        flags = (f"--no-{dashed}",)
         details = {"is_flag": True, "callback": _invert, "help": spelling.flag_help}
     elif option.type is bool:
         details["is_flag"] = True
     elif option.type == bool | None:
-        flags = (f"--{dashed}/--no-{dashed}",)
+        pass  # a pair of flags
     elif spelling.choices:
         details["type"] = click.Choice(spelling.choices)
     elif spelling.is_path:
@@ -101,7 +99,7 @@ def _click_option(option: Option) -> Callable[[Any], Any]:
         details["type"] = int
     if isinstance(option.default, str):
         details["show_default"] = True
-    return click.option(*flags, option.name, metavar=spelling.metavar, **details)
+    return click.option(*flags_of(option), option.name, metavar=spelling.metavar, **details)
 
 
 def _apply(
@@ -115,6 +113,11 @@ def _apply(
 def export_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add every option of an export to a command."""
     return _apply(command, map(_click_option, SOURCE_KEYWORDS))
+
+
+def one_option(name: str) -> Callable[[Any], Any]:
+    """Return the click option for one field of `ExportOptions`."""
+    return next(_click_option(option) for option in SOURCE_KEYWORDS if option.name == name)
 
 
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:

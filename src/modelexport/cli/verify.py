@@ -25,6 +25,7 @@ from modelexport.cli.console import (
 )
 from modelexport.cli.source_options import input_options, merge_source_options
 from modelexport.errors import plural
+from modelexport.modules.lookup import ModuleNames
 from modelexport.options import SourceOptions
 from modelexport.source_export import source_files
 from modelexport.tagged.model import load
@@ -61,7 +62,9 @@ _COLUMNS = (
     "--rtol", type=float, default=Tolerance().rtol, show_default=True, help="Relative tolerance."
 )
 @click.option(
-    "--module", metavar="TEXT", help="Only a tag and those below it, a glob, or a module path."
+    "--module",
+    metavar="TEXT",
+    help="Only modules that match a tag, a module path, an alias or a glob, and those below.",
 )
 @output_format_option(
     "text", "json", "csv", help_text="text is for people, json and csv are complete."
@@ -80,6 +83,7 @@ _COLUMNS = (
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
+    metavar="N",
     help="Seed of --random-inputs.",
 )
 @input_options
@@ -118,7 +122,8 @@ def verify_command(
       modelexport verify ./bert bert.onnx --random-inputs 5 --seed 1
 
     Modules that were not compared are listed with the reason. Exit code 0 if all that is compared
-    agrees, 1 if a module differs beyond tolerance or nothing could be compared.
+    agrees, 1 if a module differs beyond tolerance or nothing could be compared, 2 for bad input or
+    usage, 3 if the model does not run.
     """
     check_output(output_file, onnx, *source_files(model))
     make_tolerance(atol, rtol)  # fail before torch is loaded
@@ -157,7 +162,10 @@ def _verify(
 ) -> _Answer:
     """Load the model and make its inputs as they were for the export, and verify the file."""
     on_step(f"read {onnx.name}")
-    records = load(onnx).records
+    tagged = load(onnx)
+    if options["module"] is not None and tagged.modules:  # fail before torch is loaded
+        ModuleNames(tagged.modules).require_match(options["module"])
+    records = tagged.records
     export = None if records is None else records.export
     recorded = None if export is None else export.source_options
     seed = (None if export is None else export.seed) or 0

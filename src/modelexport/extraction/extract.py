@@ -123,7 +123,7 @@ def _warn_of_lost_results(file: OpenModel, ref: ModuleRef, boundary: Boundary) -
     Constants do not count: they were computed at export, so they depend on no input.
     """
     present = {value.name for value in (*boundary.inputs, *boundary.outputs)}
-    calls = file.modules.returned(ref)
+    calls = file.modules.returned_values(ref)
     if all(name in present for names in calls.values() for name in names):
         return
     for subgraph in file.main:
@@ -143,7 +143,7 @@ def _warn_of_lost_results(file: OpenModel, ref: ModuleRef, boundary: Boundary) -
     if lost:
         more = f"; and {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""
         message = (
-            f"the extracted model does not give all that {ref.path or 'the root'} returned: "
+            f"the extracted model lacks outputs that {ref.path or 'the root'} returned: "
             f"{'; '.join(lost[:_MOST_LOST])}{more}"
         )
         warnings.warn(message, ExtractionWarning, stacklevel=4)
@@ -162,7 +162,7 @@ def open_tagged(onnx_model: onnx.ModelProto | StrPath) -> Iterator[OpenModel]:
         except (TypeError, UnicodeDecodeError) as error:
             # protobuf gives bytes for a name that is not UTF-8, which breaks in many places.
             is_decoding = isinstance(error, UnicodeDecodeError)
-            if not is_decoding and not flatten(parse_model(data, path)).odd_names:
+            if not is_decoding and not flatten(parse_model(data, path)).non_utf8_names:
                 raise
             message = f"{path} has names that are not UTF-8"
             raise FormatError(message, hint="write it again") from error

@@ -109,7 +109,7 @@ def _partition_subgraph(
         ref = target
         if call is not None:
             ref = ModuleRef(call[0], file.modules.tags.get(call[0]), call[1])
-        boundary = find_boundary([(subgraph, members)], leaving=values.leaving(members))
+        boundary = find_boundary([(subgraph, members)], leaving=values.find_outputs(members))
         extracted = build_model(file, boundary, ref, "", part, new_names)
         yield Extraction(extracted.load(), extracted.record)
 
@@ -158,7 +158,7 @@ class _ModuleValues:
                 )
         return edges
 
-    def leaving(self, members: Sequence[int]) -> list[str]:
+    def find_outputs(self, members: Sequence[int]) -> list[str]:
         """Return what some of the nodes give to the others, or out of the module."""
         own = set(members)
         produced = SubgraphPart(self._subgraph, tuple(members)).values()

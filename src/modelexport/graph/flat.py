@@ -90,7 +90,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The outputs of the main graph."""
     initializers: list[str]
     """The initializers of the main graph."""
-    odd_names: bool = False
+    non_utf8_names: bool = False
     """Whether a name is not UTF-8, so that protobuf returns it as bytes. Names in subgraphs and
     functions are always text."""
 
@@ -199,7 +199,7 @@ class _Builder:
         self._attributed: list[int] = []
         self._subgraphs: dict[int, list[FlatSubgraph]] = {}
         self._functions: dict[str, FlatSubgraph] = {}
-        self._odd_names = False
+        self._non_utf8_names = False
         self._function_keys = {function_key(f.domain, f.name, f.overload) for f in model.functions}
         self._add_nodes(model.graph.node if stored is None else stored, _Scope())
         for function in model.functions:
@@ -211,7 +211,7 @@ class _Builder:
         stored = set(initializers)
         inputs = [value.name for value in main.input if value.name not in stored]
         outputs = [value.name for value in main.output]
-        odd = self._odd_names or not _is_text((*inputs, *outputs, *initializers))
+        odd = self._non_utf8_names or not _is_text((*inputs, *outputs, *initializers))
         return Graph(
             self._nodes, self._protos(), self._attributed, self._subgraphs, self._functions,
             inputs, outputs, initializers, odd,
@@ -257,7 +257,7 @@ class _Builder:
             key = outputs[0] if outputs else f"{prefix}#{position}"
             domain, op_type, name = node.domain, node.op_type, node.name
             if not _is_text((domain, op_type, name, *inputs, *outputs)):
-                self._odd_names = True
+                self._non_utf8_names = True
             called = ""
             if self._function_keys:
                 called = function_key(domain, op_type, node.overload)
@@ -304,7 +304,7 @@ def _empty(names: tuple[str, ...]) -> list[int]:
 
 
 def _is_text(names: Iterable[str]) -> bool:
-    """Whether all names are text; protobuf returns bytes for one that is not UTF-8."""
+    """Return whether all names are text; protobuf returns bytes for one that is not UTF-8."""
     try:
         "".join(names)
     except TypeError:

@@ -93,7 +93,7 @@ class TypeInference:
         return {name: known[name] for name in sizes if name in known}
 
     def _may_be_size(self, value: SubgraphValue) -> bool:
-        """Whether a value is an integer or a list of integers, and not an input of the model."""
+        """Return whether a value is an integer or a list of them, and not an input of the model."""
         if value.subgraph is not self._main or any(
             entry.name == value.name for entry in self._main.graph.input
         ):
@@ -102,7 +102,7 @@ class TypeInference:
         return kind.elem_type in _INTEGERS and kind.HasField("shape") and len(kind.shape.dim) < 2
 
     def _is_complete(self, value: SubgraphValue) -> bool:
-        """Whether a shape is declared by the file, or consists of numbers and input symbols."""
+        """Return whether a shape is declared by the file, or has only numbers and input symbols."""
         known = self._find(value)
         if known is None or not _has_shape(known):
             return False
@@ -115,8 +115,8 @@ class TypeInference:
         known = self._find(value)
         if known is None:
             raise FormatError(
-                f"the file does not say of what type {value.name!r} is, and it cannot be inferred",
-                hint="an operator that ONNX does not know makes it; add its value_info to the file",
+                f"the type of {value.name!r} is not in the file and cannot be inferred",
+                hint="its operator is unknown to ONNX; add the value_info of its output",
             )
         return known
 
@@ -221,7 +221,7 @@ def _has_shape(kind: onnx.TypeProto | None) -> bool:
 
 
 def _is_complete_type(kind: onnx.TypeProto) -> bool:
-    """Whether a type is set, and for a tensor its element type as well."""
+    """Return whether a type is set, and for a tensor its element type as well."""
     which = kind.WhichOneof("value")
     return which is not None and (which != "tensor_type" or bool(kind.tensor_type.elem_type))
 
@@ -253,7 +253,7 @@ def _fold_sizes(
 
 @functools.cache
 def _depends_on_shape_only(domain: str, op_type: str) -> bool:
-    """Whether an operator computes sizes from a tensor of any type: then its data do not matter."""
+    """Return whether an operator computes sizes from a tensor of any type, not from its data."""
     schema = onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
     return (
         schema.has_data_propagation_function

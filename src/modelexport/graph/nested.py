@@ -223,7 +223,7 @@ class ConstantFlow:
 
 @functools.cache
 def is_repeatable(domain: str, op_type: str) -> bool:
-    """Whether an operator is known to return the same result for the same inputs, not random."""
+    """Return whether an operator is known to give the same result for the same inputs."""
     try:
         schema = onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
     except onnx.defs.SchemaError:

@@ -21,7 +21,7 @@ from modelexport.graphml.parts import (
     ExternalValues,
     Parts,
     TerminalKey,
-    changed,
+    changed_error,
     check_text,
 )
 from modelexport.graphml.read import Document, parse_number
@@ -31,7 +31,11 @@ from modelexport.onnx_file.atomic_write import Transaction, check_output_path, t
 from modelexport.onnx_file.model_file import StrPath, as_path, is_file, open_mapped, parse_model
 from modelexport.options import keyword_aliases
 
-_MOST_GAPS, _LARGE = 16, 64 << 20
+_MOST_GAPS = 16
+"""How many times the size of its values a data file may have; padding and tensors that were removed
+take up some of it."""
+_LARGE = 64 << 20
+"""Bytes that a data file may have in any case, whatever the gaps."""
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -108,7 +112,7 @@ def import_onnx(
         data = _restore_data(stage, target, assembly.external)
         stage.publish(stage.work / "model", target.name)
         stage.commit()
-    return Imported(target, data, nodes, parts.card.texts.get("topology", ""))
+    return Imported(target, data, nodes, parts.model_node.texts.get("topology", ""))
 
 
 def check_import(imported: Imported) -> ImportCheck:
@@ -204,8 +208,8 @@ def _check_unchanged(assembly: Assembly) -> int:
     comparison.check_terminals()
     comparison.check_attributes()
     comparison.check_edges()
-    if structure_digest(graph) != assembly.parts.card.texts.get("topology", ""):
-        raise changed("the operators are not those that were recorded")
+    if structure_digest(graph) != assembly.parts.model_node.texts.get("topology", ""):
+        raise changed_error("the operators are not those that were recorded")
     return len(graph.nodes)
 
 
@@ -220,15 +224,15 @@ class _Comparison:
     def check_counts(self) -> None:
         """Check that no operator or initializer is missing."""
         parts = self._parts
-        operators = parse_number(parts.card.texts.get("operators", "")) - len(parts.operators)
+        operators = parse_number(parts.model_node.texts.get("operators", "")) - len(parts.operators)
         initializers = parts.parameters.weights - len(parts.initializers)
         for kind, count in (("operator", operators), ("initializer", initializers)):
             if count > 0:
                 message = f"{count} {kind}s were removed" if count > 1 else f"an {kind} was removed"
-                raise changed(message + self._describe_undefined())
+                raise changed_error(message + self._describe_undefined())
         # The order of an operator is its index in the graph from here on.
         if sorted(parts.operators) != list(range(len(self._graph.nodes))):
-            raise changed("the operators are not those that were recorded")
+            raise changed_error("the operators are not those that were recorded")
 
     def _describe_undefined(self) -> str:
         """Name a value that is missing and its consumer; nothing if no value is missing."""
@@ -245,7 +249,7 @@ class _Comparison:
         ]
         for key, consumer in uses:
             if elements.source(key) is None:
-                return f": nothing gives {escape_name(key)!r} to {consumer}"
+                return f": {consumer} consumes {escape_name(key)!r}, which nothing produces"
         return ""
 
     def check_terminals(self) -> None:
@@ -257,14 +261,14 @@ class _Comparison:
             key = TerminalKey(terminal.kind, terminal.scope, terminal.position)
             name = escape_name(terminal.name)
             if key not in drawn:
-                raise changed(f"the {key.kind} {name!r} was removed")
+                raise changed_error(f"the {key.kind} {name!r} was removed")
             number, drawn_name = drawn.pop(key)
             self._numbers.append(number)
             if drawn_name:  # editors may drop a name of spaces
                 check_text(f"{key.kind} {name!r}", "name", name, drawn_name)
         for key, (number, _) in drawn.items():
             title = parts.title(number)
-            raise changed(f"the {key.kind} {title} belongs to no graph of the model")
+            raise changed_error(f"the {key.kind} {title} belongs to no graph of the model")
 
     def check_attributes(self) -> None:
         """Check the attributes of operators, now that their values are complete."""
@@ -284,7 +288,7 @@ class _Comparison:
         entered = drawn[to_note & np.isin(drawn[:, 0], elements), 2]
         left = drawn[from_note & np.isin(drawn[:, 2], elements), 0]
         for number in np.intersect1d(entered, left).tolist():
-            raise changed(f"{self._parts.title(number)} was added: edges lead in and out")
+            raise changed_error(f"{self._parts.title(number)} was added: edges lead in and out")
         drawn = drawn[~(from_note | to_note)]
         if not np.array_equal(_sort_rows(expected), _sort_rows(drawn)):
             raise self._describe_difference(expected, drawn)
@@ -298,15 +302,15 @@ class _Comparison:
         removed = [row for row, count in counts.items() if count > 0]
         if not removed:
             source, _, target, _ = added[0]
-            return changed(f"an edge from {title(source)} to {title(target)} was added")
+            return changed_error(f"an edge from {title(source)} to {title(target)} was added")
         source, output, target, slot = removed[0]
         for row in added:
             if row[2:] == (target, slot):
-                return changed(
+                return changed_error(
                     f"input {slot} of {title(target)} was connected to another source: expected "
                     f"output {output} of {title(source)}, got output {row[1]} of {title(row[0])}"
                 )
-        return changed(
+        return changed_error(
             f"the edge from {title(source)} to input {slot} of {title(target)} was removed"
         )
 

@@ -13,13 +13,21 @@ from modelexport.graph.nested import topological_order
 from modelexport.graphml.elements import SHEET, GroupTree
 from modelexport.graphml.format import HEADER, INITIALIZERS, PADDING, Box, Kind
 
+# Lengths are in pixels at yEd's zoom of 100 %.
 _ROW_GAP, _COLUMN_GAP = 44.0, 28.0
 _CLOSED_HEIGHT = 48.0
 _WIDEST_ROW = 2600.0
+"""About two screens; a wider row is broken into lines."""
 _MOST_VISIBLE = 60
+"""The most boxes that a drawing opens with: about what fits on a screen and stays readable."""
 _CHARACTER, _LINE, _MARGIN = 7.2, 15.0, 18.0
+"""The width and height of a character of a label, on average, and the space around a label."""
 _NARROWEST = 64.0
-_LONGEST_LANE, _LANE_WIDTH, _MOST_WITH_LANES = 8, 12.0, 400
+_LONGEST_LANE, _LANE_WIDTH = 8, 12.0
+"""Edges that pass more rows get no lane: their lanes would widen all of these rows."""
+_MOST_WITH_LANES = 400
+"""The most members of a group with lanes, which are up to `_LONGEST_LANE` more things to place for
+each member."""
 _NEVER = float("inf")
 
 
@@ -55,7 +63,7 @@ class Layout:
                 self._y[member] += self._y[~number]
 
     def is_closed(self, group: int) -> bool:
-        """Tell whether a group is shown closed."""
+        """Return whether a group is shown closed."""
         closed = self._tree.groups[group]
         return closed.depth > self._open_depth or not closed.members
 
@@ -106,12 +114,12 @@ class Layout:
         return self._width[member], self._height[member]
 
     def is_input(self, member: int) -> bool:
-        """Tell whether a member is an input of a graph."""
+        """Return whether a member is an input of a graph."""
         elements = self._tree.elements
         return member >= len(elements.graph.nodes) and elements.terminal(member).kind == Kind.INPUT
 
     def is_aside(self, member: int) -> bool:
-        """Tell whether a member stands beside the flow: it is constant, or consumes nothing."""
+        """Return whether a member stands beside the flow: it is constant, or consumes nothing."""
         elements = self._tree.elements
         if member >= len(elements.graph.nodes):
             return elements.terminal(member).kind in INITIALIZERS
@@ -156,7 +164,7 @@ def _first_runs(tree: GroupTree) -> array[float]:
 
 
 def _order_members(members: Sequence[int], edges: array[int], first: array[float]) -> Sequence[int]:
-    """Return members in running order; `edges` has sources and targets in turn."""
+    """Return members in running order; `edges` alternates sources and targets."""
     index = {member: position for position, member in enumerate(members)}
     consumers: list[list[int]] = [[] for _ in members]
     for source, target in zip(edges[::2], edges[1::2], strict=True):
@@ -177,15 +185,15 @@ class _Rows:
         self, members: Sequence[int], edges: array[int], layout: Layout, with_lanes: bool
     ) -> None:
         self.members = members
-        number = {member: position for position, member in enumerate(members)}
+        numbers = {member: position for position, member in enumerate(members)}
         self._before: list[list[int]] = [[] for _ in members]
         self._after: list[list[int]] = [[] for _ in members]
-        for source, target in zip(edges[::2], edges[1::2], strict=True):
-            one, other = number[source], number[target]
+        for ends in zip(edges[::2], edges[1::2], strict=True):
+            source, target = (numbers[end] for end in ends)
             # An edge against the running order, out of a loop, is drawn but moves nothing.
-            if one < other and (not self._after[one] or self._after[one][-1] != other):
-                self._after[one].append(other)
-                self._before[other].append(one)
+            if source < target and (not self._after[source] or self._after[source][-1] != target):
+                self._after[source].append(target)
+                self._before[target].append(source)
         self._is_source = [not before for before in self._before]
         self._is_aside = [layout.is_aside(member) for member in members]
         self._sizes = [layout.size(member) for member in members]
@@ -199,97 +207,99 @@ class _Rows:
     def _number_rows(self, layout: Layout) -> list[int]:
         """Return the row of each member: one below the lowest that it consumes from."""
         row = [0] * len(self.members)
-        for turn, before in enumerate(self._before):
-            row[turn] = max((row[earlier] + 1 for earlier in before), default=0)
-        for turn, after in enumerate(self._after):
-            if self._is_source[turn] and after:  # right above its first consumer
-                row[turn] = min(row[later] for later in after) - 1
+        for number, before in enumerate(self._before):
+            row[number] = max((row[earlier] + 1 for earlier in before), default=0)
+        for number, after in enumerate(self._after):
+            if self._is_source[number] and after:  # right above its first consumer
+                row[number] = min(row[later] for later in after) - 1
         lowest = min(row, default=0)
         row = [position - lowest for position in row]
         last = max(row, default=0) + 1
-        for turn, after in enumerate(self._after):
-            if self._is_source[turn] and not after and not layout.is_input(self.members[turn]):
-                row[turn] = last  # without any edges
+        for number, after in enumerate(self._after):
+            if self._is_source[number] and not after and not layout.is_input(self.members[number]):
+                row[number] = last  # without any edges
         return row
 
     def _add_lanes(self, row: list[int]) -> None:
         """Reserve room in the rows that edges pass."""
-        for one, after in enumerate(self._after):
+        for source, after in enumerate(self._after):
             lane: list[int] = []
-            for other in sorted(after, key=row.__getitem__):
-                between = row[other] - row[one] - 1
+            for target in sorted(after, key=row.__getitem__):
+                between = row[target] - row[source] - 1
                 if not 0 < between <= _LONGEST_LANE:
                     continue
                 while len(lane) < between:  # edges of one source share their lane
-                    self._before.append([lane[-1] if lane else one])
+                    self._before.append([lane[-1] if lane else source])
                     lane.append(len(row))
                     self._is_source.append(False)
                     self._is_aside.append(False)
                     self._sizes.append((_LANE_WIDTH, 0.0))
-                    row.append(row[one] + len(lane))
-                self._lanes[one, other] = lane[:between]
-                before = self._before[other]
-                self._before[other] = [
-                    lane[between - 1] if turn == one else turn for turn in before
+                    row.append(row[source] + len(lane))
+                self._lanes[source, target] = lane[:between]
+                before = self._before[target]
+                self._before[target] = [
+                    lane[between - 1] if number == source else number for number in before
                 ]
 
     def _set_rows(self, row: list[int]) -> None:
         """Set the rows below each other; `row` has the row of each number."""
         rows: list[list[int]] = [[] for _ in range(max(row, default=0) + 1)]
-        for turn, position in enumerate(row):
-            rows[position].append(turn)
+        for number, position in enumerate(row):
+            rows[position].append(number)
         self._centres, self._tops, self._heights = ([0.0] * len(row) for _ in range(3))
         top = 0.0
-        for turns in rows:
-            for line in self._break_row(turns):
+        for numbers in rows:
+            for line in self._break_row(numbers):
                 self._spread(line)
-                height = max(self._sizes[turn][1] for turn in line)
-                for turn in line:
-                    own = self._sizes[turn][1]
-                    self._tops[turn] = top + (height - own) / 2 if own else top
-                    self._heights[turn] = own or height
+                height = max(self._sizes[number][1] for number in line)
+                for number in line:
+                    own = self._sizes[number][1]
+                    self._tops[number] = top + (height - own) / 2 if own else top
+                    self._heights[number] = own or height
                 top += height + _ROW_GAP
         self.height = max(top - _ROW_GAP, 0.0)
 
-    def _break_row(self, turns: list[int]) -> list[list[int]]:
+    def _break_row(self, numbers: list[int]) -> list[list[int]]:
         """Break a row into lines that are not too wide to look at."""
         lines: list[list[int]] = []
         used = 0.0
-        for turn in turns:
-            width = self._sizes[turn][0] + _COLUMN_GAP
+        for number in numbers:
+            width = self._sizes[number][0] + _COLUMN_GAP
             if not lines or used + width > _WIDEST_ROW:
                 lines.append([])
                 used = 0.0
-            lines[-1].append(turn)
+            lines[-1].append(number)
             used += width
         return lines
 
-    def _spread(self, turns: list[int]) -> None:
+    def _spread(self, numbers: list[int]) -> None:
         """Put members side by side below what they consume; sources stand to the right."""
-        wanted = {turn: self._wanted_centre(turn) for turn in turns if not self._is_source[turn]}
-        turns.sort(key=lambda turn: (turn not in wanted, wanted.get(turn, 0.0)))
+        wanted = {
+            number: self._wanted_centre(number) for number in numbers if not self._is_source[number]
+        }
+        numbers.sort(key=lambda number: (number not in wanted, wanted.get(number, 0.0)))
         x = 0.0
-        for position, turn in enumerate(turns):
-            half = self._sizes[turn][0] / 2
-            centre = wanted.get(turn, x + half)
-            self._centres[turn] = centre if position == 0 else max(centre, x + half)
-            x = self._centres[turn] + half + _COLUMN_GAP
+        for position, number in enumerate(numbers):
+            half = self._sizes[number][0] / 2
+            centre = wanted.get(number, x + half)
+            self._centres[number] = centre if position == 0 else max(centre, x + half)
+            x = self._centres[number] + half + _COLUMN_GAP
         if wanted:  # members were pushed to the right only: move all back by the average
-            shift = sum(wanted[turn] - self._centres[turn] for turn in wanted) / len(wanted)
-            for turn in turns:
-                self._centres[turn] += shift
+            shift = sum(wanted[number] - self._centres[number] for number in wanted) / len(wanted)
+            for number in numbers:
+                self._centres[number] += shift
 
-    def _wanted_centre(self, turn: int) -> float:
+    def _wanted_centre(self, number: int) -> float:
         """Return the centre below what a member consumes.
 
         If it consumes only what stands aside, that is to the left, which leaves the way down free.
         """
-        before = self._before[turn]
+        before = self._before[number]
         flow = [self._centres[earlier] for earlier in before if not self._is_aside[earlier]]
         if flow:
             return sum(flow) / len(flow)
         left = min(self._centres[earlier] - self._sizes[earlier][0] / 2 for earlier in before)
-        return left - _COLUMN_GAP / 2 - self._sizes[turn][0] / 2
+        return left - _COLUMN_GAP / 2 - self._sizes[number][0] / 2
 
     def _measure(self) -> None:
         """Set positions and bends relative to the leftmost box."""
@@ -298,13 +308,13 @@ class _Rows:
         left = min(sides, default=0.0)
         ends = [centre + half for centre, half in zip(self._centres, halves, strict=True)]
         self.width = max(ends, default=0.0) - left
-        turns = range(len(self.members))
-        self.positions = [(sides[turn] - left, self._tops[turn]) for turn in turns]
+        numbers = range(len(self.members))
+        self.positions = [(sides[number] - left, self._tops[number]) for number in numbers]
         self.bends = {
-            (self.members[one], self.members[other]): [
-                (self._centres[turn] - left, y)
-                for turn in lane
-                for y in (self._tops[turn], self._tops[turn] + self._heights[turn])
+            (self.members[source], self.members[target]): [
+                (self._centres[number] - left, y)
+                for number in lane
+                for y in (self._tops[number], self._tops[number] + self._heights[number])
             ]
-            for (one, other), lane in self._lanes.items()
+            for (source, target), lane in self._lanes.items()
         }

@@ -92,23 +92,23 @@ class Parts:
         self.attribute_texts: dict[int, str] = {}
         self.notes: set[int] = set()
         self._scopes: dict[int, str] = {}  # of groups that are subgraphs or functions
-        self.card = DrawnNode("", -1, {}, [])
+        self.model_node = DrawnNode("", -1, {}, [])
         for node in document.nodes():
             self._add_node(node)
         self.edges = document.edges
         self._check_scopes(document.parents)
         path = document.path
-        if "onnx" not in self.card.texts:
+        if "onnx" not in self.model_node.texts:
             raise FormatError(
                 f"{path} holds no model",
                 hint=f"the node that describes the model is missing; {WRITE_AGAIN}",
             )
-        if "format_version" not in self.card.texts:
+        if "format_version" not in self.model_node.texts:
             raise FormatError(f"{path} has no format version")
-        self.frame = self.card.parse_message()
+        self.frame = self.model_node.parse_message()
         try:
             self.parameters = msgspec.json.decode(
-                self.card.texts.get("parameters", ""), type=Parameters
+                self.model_node.texts.get("parameters", ""), type=Parameters
             )
         except UNREADABLE as error:
             raise FormatError(f"{path} does not say where its initializers are") from error
@@ -132,13 +132,13 @@ class Parts:
         elif kind in TERMINALS:
             self._add_terminal(node, kind)
         elif kind == Kind.MODEL:
-            if self.card.texts:
+            if self.model_node.texts:
                 raise FormatError(f"{node.title} was added: it is a copy", hint="remove the copy")
-            self.card = node
+            self.model_node = node
         elif kind in (Kind.SUBGRAPH, Kind.FUNCTION):
             self._scopes[node.number] = node.texts.get("scope", "")
         elif kind != Kind.MODULE and node.texts.get("operator"):
-            raise changed(f"{node.title} was added")
+            raise changed_error(f"{node.title} was added")
         elif not kind:
             self.notes.add(node.number)
 
@@ -147,7 +147,7 @@ class Parts:
         order = node.parse_index("execution_order")
         if order in self.operators:
             original = self.operators[order].title
-            raise changed(f"{part.title} was added: it is a copy of {original}")
+            raise changed_error(f"{part.title} was added: it is a copy of {original}")
         proto = onnx.NodeProto.FromString(part.message)
         expected = {"operator": proto.op_type, "domain": proto.domain, "name": proto.name}
         for key, value in expected.items():
@@ -194,7 +194,7 @@ def _parse_part(node: DrawnNode, kind: str) -> Part:
     return part
 
 
-def changed(message: str) -> FormatError:
+def changed_error(message: str) -> FormatError:
     """Return the error for a changed structure."""
     hint = "undo the change; import-onnx restores the exported model and applies no edits"
     return FormatError(message, hint=hint)
@@ -207,7 +207,7 @@ def check_text(title: str, key: str, expected: str, got: str) -> None:
             text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
             for text in (expected, got)
         )
-        raise changed(f"{title}: the {key} changed: expected {before!r}, got {now!r}")
+        raise changed_error(f"{title}: the {key} changed: expected {before!r}, got {now!r}")
 
 
 class ExternalValues(NamedTuple):

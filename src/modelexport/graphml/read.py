@@ -32,6 +32,7 @@ _NODE_LABEL = f"{{{YED}}}NodeLabel"
 _DOMAINS = {_GRAPH: "graph", _NODE: "node", _EDGE: "edge"}
 _READ_TAGS = frozenset({*_DOMAINS, _DATA, _KEY, _NODE_LABEL})
 _LABEL = "label"
+_PASS_GRAPHML = "pass the file that export-graphml wrote"
 
 
 class DrawnNode(msgspec.Struct, gc=False):
@@ -143,9 +144,10 @@ class Document:
                     self._on_progress(_SHARE * file.tell() / size)
             parser.close()
         except etree.XMLSyntaxError as error:
-            problem = "is cut short or damaged" if self._begun else "is not XML"
-            where = f"line {error.lineno}" if error.lineno else "at its end"
-            raise FormatError(f"{self.path} {problem} ({where})") from error
+            if not self._begun:
+                raise FormatError(f"{self.path} is not GraphML", hint=_PASS_GRAPHML) from error
+            where = f"in line {error.lineno}" if error.lineno else "at its end"
+            raise FormatError(f"{self.path} is cut short or damaged {where}") from error
         except FileError:
             raise
         except IsADirectoryError as error:
@@ -171,10 +173,7 @@ class Document:
         """Begin an element."""
         if not self._begun:
             if tag != f"{{{GRAPHML}}}graphml":
-                raise FormatError(
-                    "it is another kind of XML",
-                    hint="name a .graphml file that export-graphml wrote",
-                )
+                raise FormatError(f"{self.path} is not GraphML", hint=_PASS_GRAPHML)
             self._begun = True
         if tag not in _READ_TAGS:  # most of a file is graphics
             return

@@ -114,7 +114,7 @@ class Store:
         self._known: dict[Span, StoredValues] = {}
 
     def takes(self, field: str, values: Values, *, of_initializer: bool) -> bool:
-        """Tell whether values go into this store; others stay in their message."""
+        """Return whether values go into this store; others stay in their message."""
         if not self.takes_all:
             return isinstance(values, Span)
         return of_initializer or field == EXTERNAL or len(values) >= _SMALL

@@ -172,12 +172,12 @@ class _Writer:
         put('<graph id="G" edgedefault="directed">\n')
         self._write_keys("g", format_version=FORMAT_VERSION, source=self._model.path.name)
         put("\n")
-        self._write_card()
+        self._write_model_node()
         self._write_nodes()
         self._write_edges()
         put("</graph>\n</graphml>\n")
 
-    def _write_card(self) -> None:
+    def _write_model_node(self) -> None:
         """Write the node that describes the model: editors keep what nodes hold."""
         proto, graph = self._model.proto, self._model.graph
         opsets = opset_imports(proto).items()
@@ -204,7 +204,7 @@ class _Writer:
         self._put(f'<data key="nodegraphics">{draw_shape(box, Kind.MODEL, label)}</data></node>\n')
 
     def _write_nodes(self) -> None:
-        """Write everything on the sheet behind the card, without recursion: groups are deep."""
+        """Write all other nodes of the sheet, without recursion: groups are deep."""
         groups = self.tree.groups
         open_groups = [("n", iter(enumerate(groups[SHEET].members, 1)))]
         while open_groups:

@@ -45,7 +45,7 @@ class Resolution(msgspec.Struct, frozen=True):
     glob: re.Pattern[str] | None = None
 
     def covers(self, path: str, tag: str | None) -> bool:
-        """Whether a module is meant; `tag` is its own, or that of the nearest shown one above."""
+        """Return whether a module is meant; `tag` is its own, or of the nearest shown one above."""
         if self.glob is not None:
             return bool(self.glob.match(path) or (tag is not None and self.glob.match(tag)))
         if self.tag is not None:
@@ -122,6 +122,23 @@ class ModuleNames:
             raise ArgumentError(f"no module {verb} {text!r}", hint=hint)
         return ModuleRef(path, self.tags.get(path))
 
+    def require_match(self, text: str) -> None:
+        """Check that a text selects at least one module.
+
+        Raises:
+            ArgumentError: It selects none; the hint has the nearest names.
+            ArgumentTypeError: It is not a text.
+        """
+        resolution = self.resolve(text)
+        if not any(resolution.covers(path, self.carried_tag(path)) for path in self.tags):
+            self.find(text)
+
+    def carried_tag(self, path: str) -> str | None:
+        """Return the tag of the nodes of a module: its own, or that of the nearest shown above."""
+        while path and self.tags.get(path) is None:
+            path = path.rpartition(".")[0]
+        return self.tags.get(path)
+
     def suggest(self, text: str) -> list[str]:
         """List up to five names that are most like a text which matches nothing.
 
@@ -186,7 +203,7 @@ class Selection:
         self._resolution = self._names.resolve(text or "")
 
     def has_node(self, tag: NodeTag | None) -> bool:
-        """Whether a node is selected, given its tag."""
+        """Return whether a node is selected, given its tag."""
         if self.text is None or tag is None:
             return self.text is None
         if self.text == AUXILIARY_WORD:
@@ -194,7 +211,7 @@ class Selection:
         return self._resolution.covers(tag.hierarchy_module, tag.hierarchy_path)
 
     def has_module(self, path: str, tag: str | None) -> bool:
-        """Whether a module is selected; `tag` is its own, or that of the nearest shown above."""
+        """Return whether a module is selected; `tag` is its own, or of the nearest shown above."""
         if self.text is None or self.text == AUXILIARY_WORD:
             return self.text is None
         return self._resolution.covers(path, tag)
@@ -205,7 +222,7 @@ class Selection:
 
 
 def is_tag_within(tag: str, ancestor: str) -> bool:
-    """Whether a tag is another one or lies below it."""
+    """Return whether a tag is another one or lies below it."""
     return tag == ancestor or tag.startswith(f"{ancestor}/")
 
 
@@ -251,7 +268,7 @@ class ModuleIndex(ModuleNames):
 
         Raises:
             ArgumentTypeError: The call is not a number.
-            ArgumentError: The module has no such call, or calls cannot be told apart.
+            ArgumentError: The module has no such call, or its calls cannot be distinguished.
         """
         if isinstance(call, bool) or not isinstance(call, int):
             raise ArgumentTypeError(
@@ -261,7 +278,7 @@ class ModuleIndex(ModuleNames):
             is_within(path, target.path) and path != target.path for path in self._calls
         ):
             raise ArgumentError(
-                "the records of the export are lost: the calls of a container cannot be told apart",
+                "the records of the export are lost, and with them which call is which",
                 hint="leave the call out, or choose a module without submodules",
             )
         calls = self._calls.get(target.path, 0)
@@ -289,17 +306,11 @@ class ModuleIndex(ModuleNames):
         hint = f"{above or 'the root'} is the nearest module around it that has nodes"
         return ArgumentError(f"{name} has no nodes{reason}", hint=hint)
 
-    def carried_tag(self, path: str) -> str | None:
-        """Return the tag of the nodes of a module: its own, or that of the nearest shown above."""
-        while path and self.tags.get(path) is None:
-            path = path.rpartition(".")[0]
-        return self.tags.get(path)
-
     def results(self, target: ModuleRef) -> set[str]:
         """Return the values in the file that a module returned, in its call or all calls."""
-        return {name for names in self.returned(target).values() for name in names if name}
+        return {name for names in self.returned_values(target).values() for name in names if name}
 
-    def returned(self, target: ModuleRef) -> dict[int, tuple[str | None, ...]]:
+    def returned_values(self, target: ModuleRef) -> dict[int, tuple[str | None, ...]]:
         """Return the values that a module returned, by call; None for one that was removed."""
         record = self.records.get(target.path)
         calls = () if record is None else record.results

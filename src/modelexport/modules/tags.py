@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from modelexport.errors import ArgumentError, ArgumentTypeError
+from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
 from modelexport.modules.tree import Module, ModuleTree
+from modelexport.option_values import spell_option
 
 DEFAULT_TORCH_NN = (
     "BatchNorm1d",
@@ -43,7 +44,7 @@ class TagPolicy(msgspec.Struct, frozen=True):
     """The greatest number of segments of a tag."""
 
     def shows(self, module: Module) -> bool:
-        """Whether a module is shown, as far as its class and path decide."""
+        """Return whether a module is shown, as far as its class and path decide."""
         if _matches(module, self.exclude):
             return False
         if _matches(module, self.include) or not module.from_torch:
@@ -72,10 +73,11 @@ def make_policy(
         ArgumentError: `max_depth` is below 1.
     """
     if max_depth is not None and (isinstance(max_depth, bool) or not isinstance(max_depth, int)):
-        raise ArgumentTypeError(f"max_depth must be a whole number, not {type(max_depth).__name__}")
+        raise ArgumentTypeError(f"max_depth must be a whole number, got {describe_type(max_depth)}")
     if max_depth is not None and max_depth < 1:
         hint = "1 keeps only the root, 2 its children too"
-        raise ArgumentError(f"max_depth is {max_depth}", hint=hint)
+        name = spell_option("max_depth")
+        raise ArgumentError(f"{name} must be 1 or more, got {max_depth}", hint=hint)
     torch_nn: tuple[str, ...] | str
     if torch_nn_exceptions is None:
         torch_nn = DEFAULT_TORCH_NN
@@ -105,12 +107,12 @@ def unmatched_names(policy: TagPolicy, classes: Mapping[str, str]) -> dict[str, 
         classes: The qualified class of each module by its path.
 
     Returns:
-        The names and globs by option: `torch_nn`, `include` and `exclude`.
+        The names and globs by option: `torch_nn_exceptions`, `include` and `exclude`.
     """
     names = policy.torch_nn
     own = () if isinstance(names, str) or names is DEFAULT_TORCH_NN else names
     known = {name.rpartition(".")[2] for name in classes.values()}
-    idle = {"torch_nn": [name for name in own if name not in known]}
+    idle = {"torch_nn_exceptions": [name for name in own if name not in known]}
     for option, globs in (("include", policy.include), ("exclude", policy.exclude)):
         idle[option] = [
             glob

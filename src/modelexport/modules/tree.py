@@ -126,14 +126,14 @@ def parameter_counts(
     uses = Counter(["", *(child for paths in children.values() for child in paths)])
     slots = [identity for sizes in held.values() for identity in sizes]
     if max(uses.values()) > 1 or len(slots) > len(set(slots)):
-        return {path: _counted_once(path, children, held) for path in children}
+        return {path: _count_once(path, children, held) for path in children}
     counts = {path: sum(held[path].values()) for path in children}
     for path in reversed(list(children)):
         counts[path] += sum(counts[child] for child in children[path])
     return counts
 
 
-def _counted_once(
+def _count_once(
     path: str, children: Mapping[str, Sequence[str]], held: Mapping[str, Mapping[int, int]]
 ) -> int:
     """Count below one module where modules or parameters are shared."""
@@ -178,7 +178,7 @@ def join_path(path: str, name: str) -> str:
 
 
 def is_within(path: str, ancestor: str) -> bool:
-    """Whether a module is another one or lies below it."""
+    """Return whether a module is another one or lies below it."""
     return not ancestor or path == ancestor or path.startswith(f"{ancestor}.")
 
 

@@ -3,7 +3,7 @@
 A `Transaction` writes its files into a hidden work folder and moves them to the target folder on
 commit. The list of moves (`moves.json`) is what commits: a run killed before it exists changes
 nothing, one killed later is completed by the next run in the folder. A run locks its work folder,
-so that the next run can see whether it belongs to a dead one.
+so that the next run can see whether the one that created it is still alive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from modelexport.onnx_file.wire import Buffer
 
 try:
     import fcntl
-except ImportError:  # no such locks on this system: no folder is taken for a dead run's
+except ImportError:  # without locks, no work folder counts as left by a killed run
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = ".modelexport-"
@@ -56,8 +56,8 @@ class Transaction:
         self.work = self._near if temp_dir is None else temp_dir.absolute() / name
 
     def create(self, work: Path) -> None:
-        """Create a work folder and lock it before another run can take it for a dead run's."""
-        with _settled(work.parent, self._parent_locks):
+        """Create a work folder and lock it, so that no other run recovers it."""
+        with _lock_and_recover(work.parent, self._parent_locks):
             work.mkdir()
             _lock(work, self._locks)
 
@@ -107,7 +107,7 @@ class Transaction:
             self.create(self._near)
         for number, path in enumerate(self._sources):
             shutil.move(path, self._near / str(number))
-        with _settled(self._folder, self._parent_locks):
+        with _lock_and_recover(self._folder, self._parent_locks):
             for path in (self._folder / name for name in self._names):
                 if path.is_dir():
                     raise FileError(f"{path} is a folder", hint="choose another output name")
@@ -157,8 +157,8 @@ class Transaction:
         # Ctrl-C may have come while the lock was held; taking it again would wait for ourselves.
         _release(self._parent_locks)
         if self._near.exists():
-            with _locked(self._folder, self._parent_locks):
-                _settle(self._near)
+            with _hold_lock(self._folder, self._parent_locks):
+                _recover(self._near)
         shutil.rmtree(self.work, ignore_errors=True)
         _release(self._locks)
 
@@ -175,7 +175,7 @@ def write_moves(work: Path, names: list[str], removed: list[str]) -> None:
 
 
 def _identity(work: Path) -> list[int]:
-    """Return what a planted folder, unpacked from an archive for example, cannot know of itself."""
+    """Return the device and inode of a folder, which one from an archive cannot predict."""
     status = work.lstat()
     return [status.st_dev, status.st_ino]
 
@@ -197,28 +197,28 @@ def _is_regular(path: Path) -> bool:
         return False
 
 
-def settle_dead_runs(folder: Path) -> None:
-    """Settle the work folders that killed runs left in a folder, as every transaction does."""
-    with _settled(folder, []):
+def recover_killed_runs(folder: Path) -> None:
+    """Complete or undo what killed runs left in a folder, as every transaction does."""
+    with _lock_and_recover(folder, []):
         pass
 
 
 @contextmanager
-def _settled(folder: Path, locks: list[int]) -> Iterator[None]:
-    """Lock a folder, and settle the work folders that killed runs left in it."""
-    with _locked(folder, locks) as exclusive:
+def _lock_and_recover(folder: Path, locks: list[int]) -> Iterator[None]:
+    """Lock a folder, and recover the work folders that killed runs left in it."""
+    with _hold_lock(folder, locks) as exclusive:
         if exclusive:
             with suppress(OSError):
                 for work in folder.iterdir():
                     if _WORK_NAME.fullmatch(work.name) and work.lstat().st_uid == os.geteuid():
                         held: list[int] = []
                         if _lock(work, held):
-                            _settle(work)
+                            _recover(work)
                         _release(held)
         yield
 
 
-def _settle(work: Path) -> None:
+def _recover(work: Path) -> None:
     """Make the moves that were committed, and remove the work folder; its parent is locked."""
     path = work / _MOVES
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -233,18 +233,18 @@ def _settle(work: Path) -> None:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a relative path names a file in a folder or below it, links aside."""
+    """Return whether a relative path names a file in a folder or below it, links aside."""
     path = Path(name)
     return bool(path.parts) and not path.anchor and ".." not in path.parts and "\0" not in name
 
 
 def _stays_in(folder: Path, name: str) -> bool:
-    """Whether a relative path lies in a folder or below it, and no link on the way leads out."""
+    """Return whether a relative path stays in a folder, also where links lie on the way."""
     return is_inside(name) and (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 @contextmanager
-def _locked(folder: Path, locks: list[int]) -> Iterator[bool]:
+def _hold_lock(folder: Path, locks: list[int]) -> Iterator[bool]:
     """Lock a folder, without a lock file; yield False where its file system has no locks."""
     try:
         yield _lock(folder, locks, wait=True)

@@ -26,8 +26,7 @@ from modelexport.errors import (
 from modelexport.graph.flat import StoredNodes
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import Transaction, is_inside
-
-StrPath = str | os.PathLike[str]
+from modelexport.options import StrPath as StrPath
 
 _TENSOR_TYPES = {onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS}
 _GRAPH_TYPES = {onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS}
@@ -183,7 +182,7 @@ def require_data_file(model: Path, location: str) -> Path:
 def missing_data_error(owner: Path, location: str) -> FileError:
     """Return the error for a missing data file; `owner` is the file that refers to it."""
     return FileError(
-        f"{location} is missing: the weights of {owner.name} are in it",
+        f"{location} is missing: initializers of {owner.name} are in it",
         hint=f"put it back into the folder of {owner.name}",
     )
 
@@ -234,7 +233,7 @@ def copy_data_files(stage: Transaction, source: Path, names: Sequence[str], targ
 
 
 def _is_same(first: Path, second: Path) -> bool:
-    """Whether two paths are one file, also through links of either kind."""
+    """Return whether two paths are one file, also through links of either kind."""
     try:
         return first.resolve() == second.resolve() or first.samefile(second)
     except (OSError, ValueError):
@@ -260,7 +259,7 @@ def external_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is an existing file; False also for a name that no file can have."""
+    """Return whether a path is an existing file; False also for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):

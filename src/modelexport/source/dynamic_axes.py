@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from modelexport.capture.graph_inputs import as_array
 from modelexport.capture.hooks import filter_outputs, flatten_tensors
 from modelexport.capture.inputs import (
     ModelInputs,
@@ -23,6 +24,7 @@ from modelexport.capture.inputs import (
 )
 from modelexport.capture.module_tree import named_args
 from modelexport.errors import FormatError, ModelRunError, SourceError
+from modelexport.option_values import spell_option
 from modelexport.options import SourceOptions
 from modelexport.report import ExportReport
 from modelexport.source.example_inputs import (
@@ -34,7 +36,6 @@ from modelexport.source.example_inputs import (
     resize_axis,
 )
 from modelexport.source.load import LoadedModel, load_source
-from modelexport.verification.pytorch_run import as_array
 from modelexport.verification.records import (
     Array,
     Tolerance,
@@ -105,7 +106,8 @@ def prepare_inputs(
     if not groups:
         raise SourceError(
             "no axis can be dynamic: the model runs at no other size than this",
-            hint="leave --dynamic out, or set axes with --dynamic-axes",
+            hint=f"leave {spell_option('dynamic')} out, "
+            f"or set axes with {spell_option('dynamic_axes')}",
         )
     return PreparedInputs(inputs.kwargs, _ungroup_axes(groups), example.origin)
 
@@ -141,18 +143,17 @@ def _ungroup_axes(groups: Mapping[str, AxisGroup]) -> Axes:
 
 def _complete_groups(model: nn.Module, inputs: ModelInputs, axes: Axes) -> GroupedInputs:
     """Check the axes that a user names, and add those that have to change with them."""
-    tensors = named_tensors(model, inputs)
+    tensors, option = named_tensors(model, inputs), spell_option("dynamic_axes")
     for name, labels in axes.items():
         if name not in tensors:
             raise SourceError(
-                f"--dynamic-axes names {name!r}, which is no input",
+                f"{option} names {name!r}, which is no input",
                 hint=f"there is {', '.join(tensors)}",
             )
         for axis in labels:
             if not 0 <= axis < tensors[name].dim():
                 raise SourceError(
-                    f"--dynamic-axes names axis {axis} of {name}, "
-                    f"which has {tensors[name].dim()} axes",
+                    f"{option} names axis {axis} of {name}, which has {tensors[name].dim()} axes",
                     hint="axes count from 0",
                 )
     groups = _group_axes(axes)

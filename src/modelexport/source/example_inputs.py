@@ -20,6 +20,7 @@ from modelexport.capture.inputs import (
 )
 from modelexport.capture.module_tree import forward_args, named_args
 from modelexport.errors import SourceError
+from modelexport.option_values import spell_option
 from modelexport.source.huggingface import find_processors, process_examples
 from modelexport.source.input_specs import (
     InputSpec,
@@ -65,7 +66,7 @@ def make_example_inputs(source: LoadedModel, wanted: InputRequest, seed: int) ->
     if isinstance(model, ExportedProgram):
         if wanted != InputRequest():
             raise SourceError(
-                f"{source.name} has its inputs in it", hint="leave the --input options out"
+                f"{source.name} has its inputs in it", hint="leave the options about inputs out"
             )
         return ExampleInputs(None, "the program's own")
     generator = torch.Generator().manual_seed(seed)
@@ -74,8 +75,8 @@ def make_example_inputs(source: LoadedModel, wanted: InputRequest, seed: int) ->
     example = _from_processors(source, model, wanted.text)
     if example is None and wanted.text is not None:
         raise SourceError(
-            "there is no tokenizer to read --input-text with",
-            hint="use --input-shape or --input-specs",
+            f"there is no tokenizer to read {spell_option('input_text')} with",
+            hint=f"use {spell_option('input_shapes')} or {spell_option('input_specs')}",
         )
     if example is None and source.inputs is not None:
         example = ExampleInputs(source.inputs, "the factory's own")
@@ -106,10 +107,11 @@ def _no_inputs(model: nn.Module) -> SourceError:
     ]
     return SourceError(
         f"no example inputs for {type(model).__name__}",
-        hint="pass --input-specs, or name a factory that returns the model and its inputs",
+        hint=f"pass {spell_option('input_specs')}, "
+        "or name a factory that returns the model and its inputs",
         details=[
             f"forward({', '.join(parameters)})",
-            "A specs file to start from, for --input-specs:",
+            f"A specs file to start from, for {spell_option('input_specs')}:",
             *format_specs(suggest_specs(model)).splitlines(),
         ],
     )
@@ -119,10 +121,12 @@ def _from_specs(
     model: nn.Module, wanted: InputRequest, path: Path, generator: torch.Generator
 ) -> ExampleInputs:
     """Make the inputs that a specs file describes."""
-    for option, value in (("--input-text", wanted.text), ("--input-shape", wanted.shapes)):
+    for option, value in (("input_text", wanted.text), ("input_shapes", wanted.shapes)):
         if value:
             raise SourceError(
-                f"{option} and --input-specs both say what the inputs are", hint="give one of them"
+                f"{spell_option(option)} and {spell_option('input_specs')} "
+                "both say what the inputs are",
+                hint="give one of them",
             )
     specs = read_specs(path)
     arguments = forward_args(model)
@@ -326,7 +330,7 @@ def _input_name(model: nn.Module, tensors: Mapping[str, Any], name: str) -> str:
     if not tensors:
         raise SourceError(
             "there is no input to give a shape to: none is a tensor by itself",
-            hint="use --input-specs",
+            hint=f"use {spell_option('input_specs')}",
         )
     if name and name not in tensors:
         raise SourceError(

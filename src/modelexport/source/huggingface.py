@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.errors import SourceError, first_line
+from modelexport.errors import SourceError, first_line, suggest_name
+from modelexport.option_values import spell_option
 
 _MAX_MISSING = 4
 _MAX_REASON = 300
@@ -91,7 +93,8 @@ def load_model(hub: Hub, head: Head) -> tuple[nn.Module, tuple[str, ...]]:
             continue
         if not isinstance(model, nn.Module):
             raise SourceError(
-                f"{chosen.__name__} loads no torch.nn.Module", hint="name another --model-class"
+                f"{chosen.__name__} loads no torch.nn.Module",
+                hint=f"name another {spell_option('model_class')}",
             )
         return use_exportable_experts(model.eval()), _notes(hub, missing)
     raise failures[0]
@@ -133,7 +136,10 @@ def use_exportable_experts(model: nn.Module) -> nn.Module:
 def _candidate_classes(transformers: Any, config: Any, head: Head) -> list[Any]:
     """List the classes to try, in order."""
     if head.task is not None and head.model_class is not None:
-        raise SourceError("--task and --model-class both choose the class", hint="give one of them")
+        raise SourceError(
+            f"{spell_option('task')} and {spell_option('model_class')} both choose the class",
+            hint="give one of them",
+        )
     if head.task is not None:
         return _task_classes(transformers, head.task)
     if head.model_class is not None:
@@ -141,7 +147,7 @@ def _candidate_classes(transformers: Any, config: Any, head: Head) -> list[Any]:
         if not hasattr(model_class, "from_pretrained"):
             raise SourceError(
                 f"transformers has no model class {head.model_class!r}",
-                hint="name it as transformers does, or choose by --task",
+                hint=f"name it as transformers does, or choose by {spell_option('task')}",
             )
         return [model_class]
     bare = transformers.AutoModel
@@ -158,7 +164,7 @@ def _task_classes(transformers: Any, task: str) -> list[Any]:
     tasks: dict[str, Any] = transformers.pipelines.SUPPORTED_TASKS
     entry = tasks.get(transformers.pipelines.TASK_ALIASES.get(task, task))
     if entry is None:
-        raise SourceError(f"there is no task {task!r}", hint=f"known: {', '.join(sorted(tasks))}")
+        raise SourceError(f"there is no task {task!r}", hint=suggest_name(task, sorted(tasks)))
     return list(entry["pt"]) or [transformers.AutoModel]
 
 
@@ -172,12 +178,28 @@ def _load_error(hub: Hub, error: BaseException, as_class: str = "") -> SourceErr
         )
         hint = "save the model again with save_pretrained, which writes safetensors"
     elif "trust_remote_code" in str(error):
-        hint = "--trust-remote-code runs the code that comes with the model; read it first"
+        option = spell_option("trust_remote_code")
+        hint = f"{option} runs the code that comes with the model; read it first"
     elif hub.is_folder:
         hint = "the folder has to hold a config.json and weights, as save_pretrained writes them"
+    elif _is_offline(error):
+        hint = "check the network, or name a local folder; there is none of that name"
     else:
         hint = "there is no local folder of that name, and the hub has no model of that name"
     return SourceError(f"cannot load {hub.name!r}{as_class}: {reason}", hint=hint)
+
+
+def _is_offline(error: BaseException) -> bool:
+    """Return whether loading failed because the hub could not be reached."""
+    cause: BaseException | None = error
+    while cause is not None:
+        # By its name: it is in a package that only transformers depends on.
+        if type(cause).__name__ == "LocalEntryNotFoundError":
+            return True
+        if isinstance(cause, ConnectionError | TimeoutError | socket.gaierror):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 class Processors(NamedTuple):

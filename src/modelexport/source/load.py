@@ -19,6 +19,7 @@ from torch import nn
 from modelexport.capture.failure import explain_failure
 from modelexport.capture.model_state import silence_torch, swap_attributes, unwrap_model
 from modelexport.errors import SourceError, describe_type, first_line
+from modelexport.option_values import spell_option
 from modelexport.source.huggingface import Head, Hub, load_model
 
 _FACTORY = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
@@ -67,14 +68,14 @@ def load_source(
         model, notes = load_model(hub, Head(task, model_class, random_weights))
         return LoadedModel(model, path.name if exists else spec, hub=hub, notes=notes)
     for option, value in (
-        ("--task", task),
-        ("--model-class", model_class),
-        ("--revision", revision),
-        ("--random-weights", random_weights),
+        ("task", task),
+        ("model_class", model_class),
+        ("revision", revision),
+        ("random_weights", random_weights),
     ):
         if value:
             raise SourceError(
-                f"{option} is for Hugging Face models, and {spec} is none",
+                f"{spell_option(option)} is for Hugging Face models, and {spec} is none",
                 hint="leave it out, or name a folder or a model of the hub",
             )
     if factory is not None:

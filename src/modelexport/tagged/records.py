@@ -57,12 +57,12 @@ def tags_digest(keys: Iterable[str], tags: Iterable[NodeTag | None]) -> str:
 
 
 def is_map_key(key: str) -> bool:
-    """Whether a key of the model's metadata is that of a map, in effect or replaced."""
+    """Return whether a key of the model's metadata is that of a map, in effect or replaced."""
     return key.replace(REPLACED, "") == METADATA_KEY
 
 
 def looks_like_tag(doc_string: str | bytes) -> bool:
-    """Whether a doc_string is or was a tag, possibly a damaged one."""
+    """Return whether a doc_string is or was a tag, possibly a damaged one."""
     if isinstance(doc_string, bytes):  # as protobuf returns one that is not UTF-8
         doc_string = doc_string.decode("utf-8", "replace")
     return _MARK in doc_string or (bool(doc_string) and _BEGINNING.startswith(doc_string))

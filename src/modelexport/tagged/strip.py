@@ -22,6 +22,7 @@ from modelexport.onnx_file.model_file import (
     open_mapped,
     parse_model,
 )
+from modelexport.option_values import spell_option
 from modelexport.options import keyword_aliases
 from modelexport.tagged.records import (
     METADATA_KEY,
@@ -97,7 +98,8 @@ def check_no_graph_text(scrub: bool, *graph_files: object) -> None:
     if scrub and any(file is not None for file in graph_files):
         raise ArgumentError(
             "the exporter's own graph has paths and source lines, which scrubbing leaves out",
-            hint="export once with --scrub, and once with --jit-graph or --fx-graph",
+            hint=f"export once with {spell_option('scrub')}, and once with "
+            f"{spell_option('jit_graph')} or {spell_option('fx_graph')}",
         )
 
 
@@ -121,7 +123,7 @@ def _scrub_plan(kind: Any) -> tuple[frozenset[int], dict[int, Any]]:
 
 
 def _has_scrubbed_fields(kind: Any, seen: set[Any]) -> bool:
-    """Whether a message of this type, or one inside it, has fields to remove."""
+    """Return whether a message of this type, or one inside it, has fields to remove."""
     if kind in seen:
         return False
     seen.add(kind)

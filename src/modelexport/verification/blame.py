@@ -11,6 +11,7 @@ from modelexport.extraction.boundary import OpenModel, find_boundary
 from modelexport.extraction.build import build_model
 from modelexport.modules.lookup import ModuleRef
 from modelexport.modules.tree import is_within
+from modelexport.tagged.example_inputs import numeric_kind
 from modelexport.verification.pairing import PairedCall
 from modelexport.verification.records import (
     Array,
@@ -18,7 +19,6 @@ from modelexport.verification.records import (
     Tolerance,
     is_comparable,
     measure_difference,
-    numeric_kind,
 )
 from modelexport.verification.runtime import Session
 

@@ -7,20 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import onnx
 
 from modelexport.errors import ArgumentError, FileError, FormatError, first_line
 from modelexport.onnx_file.model_file import StrPath, as_path
+from modelexport.option_values import spell_option
+from modelexport.tagged.example_inputs import Array, draw_example
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.records import ExampleInput
-from modelexport.verification.records import Array
 
 _UNKNOWN_SIZE = 2
 """The size of a symbolic axis in random inputs."""
-_MOST_RECORDED = 1024
-"""How many integers of an example input are recorded as they are."""
 
 
 class Feeds(NamedTuple):
@@ -52,7 +50,7 @@ def make_feeds(
     """
     names = model.graph.inputs
     if inputs is not None:
-        values, source = _given(inputs)
+        values, source = _read_given(inputs)
         missing = [name for name in names if name not in values]
         if missing:
             raise ArgumentError(
@@ -64,13 +62,13 @@ def make_feeds(
     records = model.records
     examples = records.export.example_inputs if records is not None else {}
     if all(name in examples for name in names):
-        drawn = {name: _draw(examples[name], generator) for name in names}
+        drawn = {name: draw_example(examples[name], generator) for name in names}
         return Feeds(drawn, "the recorded inputs")
     declared = {value.name: value for value in model.proto.graph.input}
-    return Feeds({n: _draw(_guess(declared[n]), generator) for n in names}, "random inputs")
+    return Feeds({n: draw_example(_guess(declared[n]), generator) for n in names}, "random inputs")
 
 
-def _given(inputs: StrPath | Mapping[str, Array]) -> tuple[dict[str, Array], str]:
+def _read_given(inputs: StrPath | Mapping[str, Array]) -> tuple[dict[str, Array], str]:
     if isinstance(inputs, Mapping):
         return {name: np.asarray(value) for name, value in inputs.items()}, "the given inputs"
     path = as_path(inputs)
@@ -101,33 +99,6 @@ def read_arrays(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def record_example(array: Array) -> ExampleInput:
-    """Record what it takes to draw inputs like an example.
-
-    Args:
-        array: The example.
-
-    Returns:
-        Type, shape and range; of few integers or bools, the values themselves.
-    """
-    kind = array.dtype.kind
-    low: float
-    high: float
-    if kind in "iub":
-        low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-    else:
-        finite = array[np.isfinite(array)].astype(np.float64) if kind == "f" else np.zeros(0)
-        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    exact = kind in "iub" and array.size <= _MOST_RECORDED
-    return ExampleInput(
-        dtype=array.dtype.name,
-        shape=array.shape,
-        low=float(low),
-        high=float(high),
-        values=tuple(int(each) for each in array.reshape(-1)) if exact else msgspec.UNSET,
-    )
-
-
 def _guess(value: onnx.ValueInfoProto) -> ExampleInput:
     """Describe an input by its declared type: floats around zero, or zeros and ones."""
     tensor = value.type.tensor_type
@@ -136,21 +107,7 @@ def _guess(value: onnx.ValueInfoProto) -> ExampleInput:
     except KeyError as error:
         raise ArgumentError(
             f"the input {value.name!r} is not a tensor of numbers",
-            hint="pass a file of inputs, --inputs FILE.npz",
+            hint=f"pass an .npz file as {spell_option('inputs')}",
         ) from error
     shape = tuple(dim.dim_value or _UNKNOWN_SIZE for dim in tensor.shape.dim)
     return ExampleInput(dtype.name, shape, -1 if dtype.kind == "f" else 0, 1)
-
-
-def _draw(example: ExampleInput, generator: np.random.Generator) -> Array:
-    """Draw an input like an example, uniformly from the range of its values."""
-    dtype = np.dtype(example.dtype)
-    if example.values is not msgspec.UNSET:
-        return np.array(example.values).reshape(example.shape).astype(dtype)
-    if dtype.kind in "iub":
-        bounds = int(example.low), int(example.high)
-        return generator.integers(*bounds, example.shape, endpoint=True).astype(dtype)
-    low, high = example.low, example.high
-    if low == high:
-        low, high = low - 1, high + 1
-    return generator.uniform(low, high, example.shape).astype(dtype)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
-
-Array = np.ndarray[Any, Any]
+from modelexport.tagged.example_inputs import Array as Array
+from modelexport.tagged.example_inputs import numeric_kind
 
 
 class Outcome(enum.StrEnum):
@@ -132,7 +131,7 @@ def make_tolerance(atol: float, rtol: float) -> Tolerance:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArgumentTypeError(f"{name} is {describe_type(value)}", hint="pass a number")
         if not 0 <= value < float("inf"):
-            raise ArgumentError(f"{name} is {value}", hint="pass a finite number, 0 or larger")
+            raise ArgumentError(f"{name} must be a finite number, 0 or more, got {value}")
     return Tolerance(float(atol), float(rtol))
 
 
@@ -174,12 +173,6 @@ def measure_difference(expected: Array, actual: Array, tolerance: Tolerance) -> 
         within = bool(np.array_equal(expected, actual))
     largest = float(difference.max()), float(relative.max())
     return Difference(*largest, _cosine(first, second), within)
-
-
-def numeric_kind(dtype: np.dtype[Any]) -> str:
-    """Return `f` for floats, `i` for signed and unsigned integers, else numpy's kind of a dtype."""
-    # ml_dtypes registers bfloat16 and the float8 types as kind V.
-    return {"V": "f", "u": "i"}.get(dtype.kind, dtype.kind)
 
 
 def is_comparable(expected: Array, actual: Array) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from torch import nn
 from torch.export import ExportedProgram
 
+from modelexport.capture.graph_inputs import match_inputs
 from modelexport.capture.inputs import ModelInputs, bind_inputs, in_signature_order, parse_inputs
 from modelexport.capture.model_state import check_has_weights, unwrap_model
 from modelexport.errors import ArgumentError, ArgumentTypeError, ModelRunError, describe_type
@@ -18,10 +19,11 @@ from modelexport.extraction.extract import open_tagged
 from modelexport.graph.flat import pause_collector
 from modelexport.modules.lookup import Selection
 from modelexport.onnx_file.model_file import StrPath, as_path, external_files, require_data_file
+from modelexport.option_values import spell_option
 from modelexport.options import keyword_aliases
 from modelexport.verification.blame import BlameFinder, Values, Verdict
 from modelexport.verification.pairing import Gaps, Pair, PairedCall, Pairing
-from modelexport.verification.pytorch_run import match_inputs, random_input_sets, run_pytorch
+from modelexport.verification.pytorch_run import random_input_sets, run_pytorch
 from modelexport.verification.records import (
     Array,
     ModuleParity,
@@ -89,6 +91,8 @@ def verify(
     sets += random_input_sets(sets[0], random_inputs, seed)
     import_onnxruntime()  # fail early, before the model runs
     with pause_collector(), open_tagged(path) as file:
+        if module is not None:
+            file.modules.require_match(module)
         for name in external_files(file.proto):
             require_data_file(path, name)
         step = on_step or (lambda _: None)
@@ -130,8 +134,7 @@ def _select(file: OpenModel, paths: set[str], module: str | None) -> set[str]:
     selection = Selection(module, (), dict(file.modules.records))
     wanted = {path for path in paths if selection.has_module(path, file.modules.carried_tag(path))}
     if not wanted:
-        file.modules.find(module)  # raises with suggestions if there is no such module
-        raise ArgumentError(f"{module!r} did not run", hint="leave --module out")
+        raise ArgumentError(f"{module!r} did not run", hint=f"leave {spell_option('module')} out")
     return wanted
 
 
