@@ -93,7 +93,8 @@ class NodeTag(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     hierarchy_count: int
     """The number of `hierarchy_tags`."""
     hierarchy_method: str
-    """The evidence: `scope`, `parameter`, `dataflow`, `root`, or that of a plugin."""
+    """The evidence: `scope`, `parameter`, `dataflow`, `root`, that of a plugin; after `retag` also
+    `value` and `fusion`."""
     hierarchy_module: str
     """The exact path of its module, shown or hidden; the root is empty."""
     hierarchy_call: int | None = None
