@@ -19,6 +19,7 @@ PARTS = {
     "export": "export_cost",
     "memory": "memory",
     "peers": "peers",
+    "retag": "retagging",
 }
 """Reading comes first: its commands are measured without torch loaded."""
 ON_REQUEST = {"graphml": "graphml", "scaling": "scaling", "large": "large"}

@@ -6,7 +6,7 @@ that `retag` ran on, or changes the original and runs the tool again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,8 +72,16 @@ def owners(model: TaggedModel, names: Collection[str]) -> set[str]:
 
 
 def judge_by_value(original: Path, retagged: Path, inputs: Values) -> Judgement:
-    """Judge the nodes whose value is one of the original, in the same or in another order."""
-    old, new = modelexport.load(original), modelexport.load(retagged)
+    """Judge the nodes of a retagged file whose value is one of the original."""
+    tags = modelexport.load(retagged).tags
+    return judge_modules(original, retagged, [tag and tag.hierarchy_module for tag in tags], inputs)
+
+
+def judge_modules(
+    original: Path, changed: Path, modules: Sequence[str | None], inputs: Values
+) -> Judgement:
+    """Judge the modules of nodes whose value is one of the original, in any order of elements."""
+    old, new = modelexport.load(original), modelexport.load(changed)
     known: dict[int, list[tuple[str, np.ndarray, np.ndarray]]] = {}
     for name, array in run_all(old, inputs).items():
         values = _sorted_elements(array)
@@ -81,25 +89,22 @@ def judge_by_value(original: Path, retagged: Path, inputs: Values) -> Judgement:
             known.setdefault(values.size, []).append((name, values, array))
     found = run_all(new, inputs)
     judged, wrong = 0, []
-    for node, tag in new.items():
-        array = found.get(node.key)
-        values = None if array is None else _sorted_elements(array)
-        if array is None or values is None:
+    for node, module in zip(new.graph.nodes, modules, strict=True):
+        found_array = found.get(node.key)
+        values = None if found_array is None else _sorted_elements(found_array)
+        if module is None or found_array is None or values is None:
             continue
         candidates = known.get(values.size, ())
-        in_order = [(_distance(array, other), name) for name, _, other in candidates]
+        in_order = [(_distance(found_array, other), name) for name, _, other in candidates]
         same = _best(in_order)
         if not same:
             same = _best([(_distance(values, other), name) for name, other, _ in candidates])
         if not same:
             continue
         judged += 1
-        modules = owners(old, same)
-        assert tag is not None
-        if tag.hierarchy_module not in modules:
-            wrong.append(
-                f"{node.op_type} {node.key}: {tag.hierarchy_module!r}, not one of {modules}"
-            )
+        right = owners(old, same)
+        if module not in right:
+            wrong.append(f"{node.op_type} {node.key}: {module!r}, not one of {right}")
     return Judgement(judged, wrong)
 
 
