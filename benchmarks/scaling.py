@@ -41,7 +41,7 @@ def tagging_seconds(modules: int) -> float:
 
 CAPTURE = [
     (hooks.Recorder, ("before", "after")),
-    (jit_lowering.Lowering, ("inline", "_settle", "_translate", "renumber", "finish")),
+    (jit_lowering.Lowering, ("inline", "_note_added", "_translate", "renumber", "finish")),
     (torchscript, ("read_trace",)),
 ]
 """The functions of modelexport that run inside torch's export."""

@@ -40,6 +40,8 @@ GROUPS = {
         "extract_module_subgraph",
         "verify",
         "retag",
+        "profile",
+        "compare_profiles",
     ],
     "GraphML": ["export_graphml", "import_onnx"],
     "Strategies": [

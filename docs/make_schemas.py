@@ -19,6 +19,7 @@ from modelexport.batch.jobs import BatchJob, JobsFile
 from modelexport.batch.results import JobResult
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.options import SourceOptions, options_of
+from modelexport.profiling.profile import Profile, ProfileComparison
 from modelexport.source.input_specs import InputSpec
 from modelexport.tagged.records import (
     FORMAT,
@@ -56,6 +57,12 @@ SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         Comparison,
         "modelexport compare --output-format json",
         {"verdict": {"type": "string"}},
+    ),
+    "profile": (Profile, "modelexport profile --output-format json", {}),
+    "profile-comparison": (
+        ProfileComparison,
+        "modelexport profile A B --output-format json",
+        {},
     ),
     "verification": (Verification, "modelexport verify --output-format json", {}),
     "batch-list": (JobsFile, "The list that modelexport batch reads, as TOML or JSON", {}),

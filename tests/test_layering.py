@@ -39,6 +39,7 @@ ROOMS = [
     "graphml",
     "verification",
     "retagging",
+    "profiling",
     "request",
     "source",
     "pipeline",

@@ -177,6 +177,10 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             _run("compare", folder / "a.onnx", folder / "b.onnx", *outputs),
             _run("compare", folder / "b.onnx", folder / "c.onnx", *outputs),
         ],
+        "profile": [_run("profile", folder / "a.onnx", *outputs, "--runs", 2)],
+        "profile-comparison": [
+            _run("profile", folder / "a.onnx", folder / "a.onnx", *outputs, "--runs", 2)
+        ],
         "verification": [
             _run("verify", folder / "makes.py:model", folder / "a.onnx", *outputs, *specs),
             _run(
@@ -263,6 +267,8 @@ WRONG: dict[str, list[Change]] = {
         lambda d: d.update(verdict=None),
         lambda d: d["tags"].update(distribution={"/Model": [1]}),
     ],
+    "profile": [lambda d: d.pop("kernel_ms"), lambda d: d["modules"][0].update(nodes="many")],
+    "profile-comparison": [lambda d: d.pop("before")],
     "verification": [
         lambda d: d["modules"][0].update(outcome="perhaps"),
         lambda d: d.update(agrees="yes"),

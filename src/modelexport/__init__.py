@@ -75,6 +75,14 @@ if TYPE_CHECKING:
     from modelexport.options import CallOptions, ExportOptions, SourceOptions
     from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
+    from modelexport.profiling.profile import (
+        ModuleDifference,
+        ModuleTime,
+        Profile,
+        ProfileComparison,
+        compare_profiles,
+        profile,
+    )
     from modelexport.report import ExportReport
     from modelexport.retagging.retag import RetagReport, retag
     from modelexport.source_export import export_source
@@ -134,6 +142,9 @@ _HOMES = {
         "HierarchyExporter UnifiedExporter=HierarchyExporter export_model recommend_strategy"
     ),
     "report": "ExportReport",
+    "profiling.profile": (
+        "ModuleDifference ModuleTime Profile ProfileComparison compare_profiles profile"
+    ),
     "retagging.retag": "RetagReport retag",
     "source_export": "export_source",
     "tagged.model": "MapInEffect TaggedModel load",
@@ -200,10 +211,12 @@ __all__ = [
     "ModelRecord",
     "ModelRunError",
     "ModuleChange",
+    "ModuleDifference",
     "ModuleFacts",
     "ModuleParity",
     "ModuleRecord",
     "ModuleSubgraph",
+    "ModuleTime",
     "ModuleTree",
     "Node",
     "NodeChange",
@@ -212,6 +225,8 @@ __all__ = [
     "NodeTag",
     "NotDescendedError",
     "Outcome",
+    "Profile",
+    "ProfileComparison",
     "Repair",
     "RetagRecord",
     "RetagReport",
@@ -236,6 +251,7 @@ __all__ = [
     "WeightChanges",
     "analyze",
     "compare",
+    "compare_profiles",
     "export_batch",
     "export_graphml",
     "export_model",
@@ -246,6 +262,7 @@ __all__ = [
     "list_modules",
     "load",
     "partition",
+    "profile",
     "recommend_strategy",
     "register_strategy",
     "retag",

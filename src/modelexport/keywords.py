@@ -26,6 +26,7 @@ class ModelKeywords(TypedDict, total=False):
     graphml_output: StrPath | None
     graphml_parameters: str
     with_report: bool
+    flops: bool
     jit_graph: StrPath | None
     fx_graph: StrPath | None
     temp_dir: StrPath | None
@@ -67,6 +68,7 @@ class SourceKeywords(TypedDict, total=False):
     graphml_output: StrPath | None
     graphml_parameters: str
     with_report: bool
+    flops: bool
     jit_graph: StrPath | None
     fx_graph: StrPath | None
     temp_dir: StrPath | None

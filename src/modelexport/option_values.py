@@ -23,7 +23,7 @@ _EXPECTED: dict[Any, str] = {
     int | str | None: 'a number of bytes or a size such as "4 GiB"',
     str: "a string",
     str | None: "a string",
-    str | tuple[str, ...] | None: 'a name or a list of names, such as ["LayerNorm"]',
+    str | tuple[str, ...] | None: 'a name or a list of names, such as ["Block"]',
     Sequence[str] | None: 'a list of names, such as ["input_ids"]',
     dict[str, tuple[int, ...]]: "a shape such as (1, 128), or one for each input name",
     dict[str, dict[int, str]]: 'axes by input name, such as {"input_ids": {0: "batch"}}',

@@ -165,6 +165,12 @@ class ExportOptions(
         ),
     ] = PARAMETER_MODES[0]
     with_report: Annotated[bool, _option("Also write a report, <stem>_report.md.")] = False
+    flops: Annotated[
+        bool,
+        _option(
+            "Count the floating-point operations of each module, in one more run of the model."
+        ),
+    ] = False
     jit_graph: Annotated[
         str | None, _option("Also write the TorchScript graph to this file.", is_path=True)
     ] = None
@@ -290,7 +296,7 @@ def _suggest(name: str, known: Sequence[str]) -> str:
     if any(name in (option.name, *option.spelling.aliases) for option in SOURCE_KEYWORDS):
         return "it says how to load a model: use export_source"
     plain = name.replace("-", "_")
-    similar = difflib.get_close_matches(plain, known, 1) or [one for one in known if plain in one]
+    similar = [one for one in known if plain in one] or difflib.get_close_matches(plain, known, 1)
     return f"did you mean {similar[0]}?" if similar else f"known: {', '.join(sorted(known))}"
 
 

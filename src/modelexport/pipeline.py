@@ -22,6 +22,7 @@ from modelexport.attribution.evidence import Facts
 from modelexport.attribution.module_records import build_map
 from modelexport.attribution.strategies import ExportStrategy, Strategy, attribute
 from modelexport.capture.failure import explain_failure
+from modelexport.capture.flops import count_flops
 from modelexport.capture.graph_inputs import match_inputs
 from modelexport.capture.inputs import check_model_runs, in_signature_order
 from modelexport.capture.model_state import EXPORT_LOCK, check_model, kind_of_model
@@ -130,6 +131,9 @@ def export_with(
     with EXPORT_LOCK, transaction(target.parent, temp_dir) as stage:
         with steps.step("read the module tree"):
             tree, tags = _read_modules(request)
+        if options.flops:
+            with steps.step("count the operations"):
+                tree = _count_flops(request, tree)
         exported = _export_baseline(request, tree, stage, steps)
         with steps.step("attribute nodes to modules"), pause_collector():
             proto = parse_model(exported.data, target)
@@ -175,6 +179,17 @@ def _read_modules(request: ExportRequest) -> tuple[ModuleTree, dict[str, str | N
         options.torch_nn_exceptions, options.include, options.exclude, options.max_depth
     )
     return tree, assign_tags(tree, policy)
+
+
+def _count_flops(request: ExportRequest, tree: ModuleTree) -> ModuleTree:
+    """Return the module tree with the floating-point operations of each module."""
+    assert isinstance(request.model, nn.Module)  # see check_request
+    counts = count_flops(request.model, tree, request.inputs)
+    modules = {
+        path: msgspec.structs.replace(module, flops=counts.get(path))
+        for path, module in tree.modules.items()
+    }
+    return ModuleTree(modules, tree.tensor_shapes)
 
 
 def _export_baseline(

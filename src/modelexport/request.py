@@ -91,6 +91,11 @@ def check_request(
     )
     attempts = _plan_attempts(options)
     if kind_of_model(module) is ModelKind.PROGRAM:
+        if options.flops:
+            raise ArgumentError(
+                f"{spell_option('flops')} needs the model; a saved program has no modules to run",
+                hint="export the model itself",
+            )
         attempts = _keep_for_programs(attempts, call.dynamic_shapes)
     elif options.external_data is False and exceeds_one_file(module):
         raise ArgumentError(

@@ -106,6 +106,8 @@ class ModuleFacts(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     """The values that enter it."""
     outputs: tuple[str, ...]
     """The values that leave it."""
+    flops: int | None = None
+    """Floating-point operations of one run; null if the export did not count them."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
@@ -335,6 +337,7 @@ class _Analyzer:
                 nodes=nodes[path],
                 own_nodes=self.own_nodes[path],
                 parameters=self.parameters(path, elements[path]),
+                flops=None if record.flops is msgspec.UNSET else record.flops,
                 stored_values=elements[path],
                 bytes=sizes[path],
                 own_stored_values=own_elements[path],

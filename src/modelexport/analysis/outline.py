@@ -40,9 +40,14 @@ class Line(msgspec.Struct, frozen=True):
     paths: tuple[str, ...]
 
 
-def outline(modules: Mapping[str, TreeModule]) -> list[Line]:
-    """Draw the tree of the shown modules, of a whole model or a selection with several roots."""
-    return _Outline(modules).lines()
+def outline(modules: Mapping[str, TreeModule], collapse: bool = True) -> list[Line]:
+    """Draw the tree of the shown modules, of a whole model or a selection with several roots.
+
+    Args:
+        modules: The modules by path.
+        collapse: Whether equal siblings share a line.
+    """
+    return _Outline(modules, collapse).lines()
 
 
 def shorten(lines: list[Line], most: int) -> list[Line]:
@@ -61,8 +66,9 @@ def execution_order(path: str, record: TreeModule) -> tuple[bool, int, str]:
 
 
 class _Outline:
-    def __init__(self, modules: Mapping[str, TreeModule]) -> None:
+    def __init__(self, modules: Mapping[str, TreeModule], collapse: bool) -> None:
         self.modules = modules
+        self._collapse = collapse
         self.children = _shown_children(modules)
         self.signature = self._signatures()
 
@@ -100,7 +106,7 @@ class _Outline:
         runs: list[list[str]] = []
         previous: int | None = None
         for path in paths:
-            is_numbered = path.rpartition(".")[2].isdecimal()
+            is_numbered = self._collapse and path.rpartition(".")[2].isdecimal()
             signature = self.signature[path] if is_numbered else None
             if signature is not None and signature == previous:
                 runs[-1].append(path)

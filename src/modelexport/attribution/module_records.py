@@ -70,6 +70,7 @@ def _module_records(
             results=results.get(path, ()),
             called_in=called_in.get(path, ()),
             parameter_count=module.parameter_count,
+            flops=msgspec.UNSET if module.flops is None else module.flops,
         )
         for path, module in facts.tree.modules.items()
     }

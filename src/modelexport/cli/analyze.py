@@ -11,10 +11,12 @@ import msgspec
 
 from modelexport.analysis.analyze import Analysis, FileFacts, ModuleFacts, Totals, analyze
 from modelexport.cli.console import (
+    bar,
     check_output,
     describe_tensor,
     emit_csv,
     emit_json,
+    format_count,
     format_size,
     join_counts,
     join_names,
@@ -33,7 +35,6 @@ from modelexport.tagged.records import sidecar_path
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_BAR = 6
 _LARGEST = 8
 _MOST = 12
 
@@ -167,19 +168,14 @@ def _tree(result: Analysis) -> Iterator[RenderableType]:
     yield from module_tree(
         facts,
         nodes=lambda path: f"{facts[path].nodes:,}",
-        share=lambda path: _bar(facts[path].nodes, result.totals.nodes),
+        share=lambda path: bar(facts[path].nodes / result.totals.nodes),
         parameters=lambda path: (
             f"{facts[path].parameters:,}" if recorded and facts[path].parameters else ""
         ),
+        flop=lambda path: format_count(facts[path].flops),
         stored=lambda path: format_size(facts[path].bytes) if facts[path].bytes else "",
         status=lambda path: "" if facts[path].status == "nodes" else facts[path].status,
     )
-
-
-def _bar(part: int, whole: int) -> str:
-    """Draw a share as a bar with its percentage."""
-    full = round(_BAR * part / whole) if whole else 0
-    return "█" * full + "░" * (_BAR - full) + (f" {part / whole:4.0%}" if whole else "")
 
 
 def _largest(result: Analysis) -> Iterator[RenderableType]:
@@ -241,7 +237,7 @@ def _details(result: Analysis) -> Iterator[RenderableType]:
 
 _COLUMNS = (
     "kind", "tag", "module", "class", "status", "depth", "calls", "call", "method", "node", "name",
-    "op_type", "domain", "nodes", "own_nodes", "parameters", "stored_values", "bytes",
+    "op_type", "domain", "nodes", "own_nodes", "parameters", "stored_values", "bytes", "flops",
 )  # fmt: skip
 
 

@@ -29,7 +29,12 @@ _WIDTH_WHEN_PIPED = 80
 _MOST_LINES = 60
 """The most lines of a tree on a screen."""
 _STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
-_NUMBERS = {"nodes", "parameters", "stored"}
+_NUMBERS = {
+    *("nodes", "parameters", "stored", "ms", "own", "fused", "calls"),
+    *("params", "flop", "gflops", "before", "after", "ratio"),
+}
+"""The columns of numbers, which are aligned to the right."""
+_BAR = 6
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BEYOND_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -282,6 +287,14 @@ def format_size(count: int) -> str:
     return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {_UNITS[power]}"
 
 
+def format_count(value: int | None) -> str:
+    """Format a count in thousands, millions or billions, as in `4.39M`; nothing for none."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
+        if value and value >= size:
+            return f"{value / size:.3g}{unit}"
+    return str(value) if value else ""
+
+
 def join_names(names: Iterable[str], most: int | None = None) -> str:
     """Join names with commas, as in `a, b, and 3 more`; the empty name is the root."""
     names = list(names)
@@ -306,16 +319,25 @@ def status_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts.get(key, 0):,} {text}" for key, text in _STATUS_TEXT.items())
 
 
-def module_tree(
-    modules: Mapping[str, TreeModule], **columns: Callable[[str], str]
-) -> Iterator[RenderableType]:
-    """Draw the shown modules as a tree; equal siblings share a line.
+def bar(share: float) -> str:
+    """Draw a share, from 0 to 1, as a bar with its percentage."""
+    full = round(_BAR * share)
+    return "█" * full + "░" * (_BAR - full) + f" {share:4.0%}"
 
-    Each further column has a title, and a function that returns its text for a module path.
+
+def module_tree(
+    modules: Mapping[str, TreeModule], collapse: bool = True, /, **columns: Callable[[str], str]
+) -> Iterator[RenderableType]:
+    """Draw the shown modules as a tree.
+
+    Args:
+        modules: The modules by path.
+        collapse: Whether equal siblings share a line.
+        columns: Titles, each with a function that returns the text for a module path.
     """
     from modelexport.analysis.outline import outline, shorten
 
-    whole = outline(modules)
+    whole = outline(modules, collapse)
     lines = shorten(whole, _MOST_LINES)
     titles = {"module": False, **{title: title in _NUMBERS for title in columns}}
     rows = [(row.text, *(cell(row.paths[0]) for cell in columns.values())) for row in lines]

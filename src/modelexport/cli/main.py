@@ -21,6 +21,7 @@ COMMANDS = {
     "extract": ("extract:extract_command", "Write one module as a runnable model."),
     "verify": ("verify:verify_command", "Compare every module with PyTorch."),
     "retag": ("retag:retag_command", "Carry the map over to what another tool made of a file."),
+    "profile": ("profile:profile_command", "Show the latency of each module."),
     "export-graphml": (
         "graphml:export_graphml_command",
         "Write a GraphML for yEd, with modules as groups.",

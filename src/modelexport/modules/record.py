@@ -40,6 +40,9 @@ class ModuleRecord(msgspec.Struct, frozen=True, gc=False, rename={"class_": "cla
     """For each call the enclosing call of its parent, -1 for none; empty if the parent ran once."""
     parameter_count: int | msgspec.UnsetType = msgspec.UNSET
     """The elements of its parameters and of those below it, each parameter object once."""
+    flops: int | msgspec.UnsetType = msgspec.UNSET
+    """The floating-point operations of its calls in one run, with those of the modules below it, as
+    torch counts them; absent without `--flops`."""
     more_aliases: int | msgspec.UnsetType = msgspec.UNSET
     """How many aliases are not listed; absent where all are.
 

@@ -24,6 +24,8 @@ class Module(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     parameter_count: int = 0
     """The elements of its parameters and of those below it, each parameter object once."""
+    flops: int | None = None
+    """The floating-point operations of its calls in one run, if they were counted."""
     more_aliases: int = 0
     """How many further aliases it has, where the list is cut."""
     opaque: bool = False

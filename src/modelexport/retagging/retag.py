@@ -33,12 +33,11 @@ from modelexport.tagged.records import (
     EmbeddedMap,
     RetagRecord,
     Sidecar,
-    TensorInfo,
     encode_sidecar,
     sidecar_path,
 )
 from modelexport.tagged.tables import complete_sidecar, tensor_infos
-from modelexport.verification.feeds import make_feeds
+from modelexport.verification.feeds import describe_shape, fits_shape, make_feeds
 
 _LEAST_RELATED = 0.3
 """The share of nodes, values or initializers that a file shares with the one it was made from."""
@@ -180,27 +179,15 @@ def _feeds_of_changed(
         problem = f"it has {plural(len(after), 'input')}, not {len(before)}"
     for info in tensor_infos(new.proto.graph.input):
         array = feeds.get(info.name)
-        if array is not None and not _fits(info, array):
-            expected = ",".join("?" if dim is None else str(dim) for dim in info.shape)
-            given = ",".join(map(str, array.shape))
-            problem = problem or f"its input {info.name!r} is [{expected}], not [{given}]"
+        if array is not None and not fits_shape(info, array.shape):
+            expected, given = describe_shape(info.shape), describe_shape(array.shape)
+            problem = problem or f"its input {info.name!r} is {expected}, not {given}"
     if problem is not None:
         raise NotDescendedError(
             f"{new.path.name} was not made from {old.path.name}: {problem}",
             hint="pass the tagged file that it was made from; --no-run compares no values",
         )
     return feeds
-
-
-def _fits(info: TensorInfo, array: Array) -> bool:
-    """Return whether an array has the shape that an input declares, if it declares one."""
-    return not info.shape or (
-        len(info.shape) == array.ndim
-        and all(
-            not isinstance(dim, int) or dim == size
-            for dim, size in zip(info.shape, array.shape, strict=True)
-        )
-    )
 
 
 def _check_descent(old: Side, new: Side, anchors: Anchors, original: str, changed: str) -> None:

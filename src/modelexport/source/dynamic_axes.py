@@ -42,7 +42,7 @@ from modelexport.verification.records import (
     is_comparable,
     measure_difference,
 )
-from modelexport.verification.runtime import Session, import_onnxruntime
+from modelexport.verification.runtime import OPTIMIZED, Session, import_onnxruntime
 
 _TOLERANCE = 1e-2
 
@@ -308,7 +308,7 @@ def _find_broken_axes(
         import_onnxruntime()
     except SourceError:  # an optional package: without it, nothing is checked
         return []
-    session = Session(path, optimize=True)
+    session = Session(path, settings=OPTIMIZED)
     example = ModelInputs((), inputs)
     return [
         label

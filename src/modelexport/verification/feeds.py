@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import onnx
 
@@ -15,7 +16,8 @@ from modelexport.onnx_file.model_file import StrPath, as_path
 from modelexport.option_values import spell_option
 from modelexport.tagged.example_inputs import Array, draw_example
 from modelexport.tagged.model import TaggedModel
-from modelexport.tagged.records import ExampleInput
+from modelexport.tagged.records import ExampleInput, TensorInfo
+from modelexport.tagged.tables import tensor_infos
 
 _UNKNOWN_SIZE = 2
 """The size of a symbolic axis in random inputs."""
@@ -30,7 +32,10 @@ class Feeds(NamedTuple):
 
 
 def make_feeds(
-    model: TaggedModel, inputs: StrPath | Mapping[str, Array] | None = None, seed: int = 0
+    model: TaggedModel,
+    inputs: StrPath | Mapping[str, Array] | None = None,
+    seed: int = 0,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Feeds:
     """Return inputs for a file.
 
@@ -39,6 +44,8 @@ def make_feeds(
         inputs: Arrays by input name, or an `.npz` file with them; None for those that the export
             recorded, or random ones for a file without such a record.
         seed: The seed of what is drawn.
+        shapes: Other shapes by input name, for a file with symbolic axes; the axes of the other
+            inputs follow.
 
     Returns:
         The values by input name.
@@ -49,6 +56,11 @@ def make_feeds(
         FormatError: It is not an `.npz` file of numbers.
     """
     names = model.graph.inputs
+    if inputs is not None and shapes:
+        raise ArgumentError(
+            f"{spell_option('inputs')} and {spell_option('input_shapes')} exclude each other",
+            hint="the arrays have their own shapes",
+        )
     if inputs is not None:
         values, source = _read_given(inputs)
         missing = [name for name in names if name not in values]
@@ -57,15 +69,75 @@ def make_feeds(
                 f"{source}: no value for the input {missing[0]!r}",
                 hint=f"the inputs of {model.path.name} are {', '.join(names)}",
             )
+        for info in tensor_infos(model.proto.graph.input):
+            if info.name in names and not fits_shape(info, values[info.name].shape):
+                raise ArgumentError(
+                    f"{source}: {info.name!r} must be {describe_shape(info.shape)}, "
+                    f"got {describe_shape(values[info.name].shape)}",
+                    hint="only symbolic axes can have other sizes",
+                )
         return Feeds({name: values[name] for name in names}, source)
     generator = np.random.default_rng(seed)
     records = model.records
     examples = records.export.example_inputs if records is not None else {}
-    if all(name in examples for name in names):
-        drawn = {name: draw_example(examples[name], generator) for name in names}
-        return Feeds(drawn, "the recorded inputs")
-    declared = {value.name: value for value in model.proto.graph.input}
-    return Feeds({n: draw_example(_guess(declared[n]), generator) for n in names}, "random inputs")
+    declared = {value.name: value for value in model.proto.graph.input if value.name in names}
+    source = "the recorded inputs"
+    if not all(name in examples for name in names):
+        examples, source = {n: _guess(declared[n]) for n in names}, "random inputs"
+    if shapes:
+        examples = _reshape(examples, declared, shapes)
+        source = "random inputs"
+    return Feeds({name: draw_example(examples[name], generator) for name in names}, source)
+
+
+def _reshape(
+    examples: Mapping[str, ExampleInput],
+    declared: Mapping[str, onnx.ValueInfoProto],
+    shapes: Mapping[str, Sequence[int]],
+) -> dict[str, ExampleInput]:
+    """Give examples other shapes: those that the caller chose, and symbolic axes of equal names."""
+    unknown = next((name for name in shapes if name not in declared), None)
+    if unknown is not None:
+        raise ArgumentError(
+            f"the file has no input {unknown!r}", hint=f"its inputs are {', '.join(declared)}"
+        )
+    symbols: dict[str, int] = {}
+    for name, shape in shapes.items():
+        (info,) = tensor_infos([declared[name]])
+        if not fits_shape(info, shape):
+            raise ArgumentError(
+                f"the input {name!r} is {describe_shape(info.shape)}, got {describe_shape(shape)}",
+                hint="only symbolic axes can have other sizes; export with --dynamic",
+            )
+        for dim, size in zip(info.shape, shape, strict=True):
+            if isinstance(dim, str):
+                symbols[dim] = size
+    resized = {}
+    for name, example in examples.items():
+        (info,) = tensor_infos([declared[name]])
+        sizes = zip(info.shape, shapes.get(name, example.shape), strict=True)
+        shape = tuple(
+            symbols.get(dim, size) if isinstance(dim, str) else size for dim, size in sizes
+        )
+        values = example.values if shape == example.shape else msgspec.UNSET
+        resized[name] = msgspec.structs.replace(example, shape=shape, values=values)
+    return resized
+
+
+def fits_shape(info: TensorInfo, shape: Sequence[int]) -> bool:
+    """Return whether a shape is one that a value declares; a value without one takes any."""
+    return not info.shape or (
+        len(info.shape) == len(shape)
+        and all(
+            not isinstance(dim, int) or dim == size
+            for dim, size in zip(info.shape, shape, strict=True)
+        )
+    )
+
+
+def describe_shape(shape: Sequence[int | str | None]) -> str:
+    """Describe a shape, as in `[2,?]`."""
+    return f"[{','.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
 def _read_given(inputs: StrPath | Mapping[str, Array]) -> tuple[dict[str, Array], str]:

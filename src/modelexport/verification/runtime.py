@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import onnx
 
-from modelexport.errors import FormatError, SourceError, first_line
+from modelexport.errors import ArgumentError, FormatError, SourceError, first_line
 from modelexport.onnx_file import wire
 from modelexport.verification.records import Array
 
@@ -22,8 +22,18 @@ from modelexport.verification.records import Array
 
 # Some operators take bfloat16 and have no CPU kernel for it, others take it in a later opset only.
 _MISSING_KERNEL = ("NOT_IMPLEMENTED", "tensor(bfloat16)")
+CPU = "CPUExecutionProvider"
+_LEVELS = {
+    "off": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+_SAVED_DATA = "session.optimized_model_external_initializers_file_name"
+_SAVED_DATA_FROM = "session.optimized_model_external_initializers_min_size_in_bytes"
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _ERRORS_ONLY = 4
+_SMALLEST_SAVED = 1024
 _LARGE_FILE = 16 << 20
 """Bytes from which a file is mapped into memory, not copied."""
 
@@ -38,40 +48,62 @@ def import_onnxruntime() -> Any:
         return importlib.import_module("onnxruntime")
     except ImportError as error:
         raise SourceError(
-            f"this needs onnxruntime: {first_line(error)}", hint="pip install onnxruntime"
+            f"this needs onnxruntime: {first_line(error)}",
+            hint="pip install 'modelexport[runtime]'",
         ) from error
 
 
+class SessionSettings(msgspec.Struct, frozen=True):
+    """How ONNX Runtime runs a model."""
+
+    optimization: str = "off"
+    """`off`, `basic`, `extended` or `all`; only with `off` are all values computed as the file
+    says."""
+    threads: int | None = None
+    """How many threads a node may use; None leaves it to ONNX Runtime."""
+    provider: str = CPU
+    save_to: Path | None = None
+    """Where to save the optimized model; its initializers go to a data file beside it."""
+    profile_prefix: Path | None = None
+    """Where to write a profile; ONNX Runtime appends the time and `.json`."""
+
+
+OPTIMIZED = SessionSettings("all")
+
+
 class Session:
-    """A model that is loaded in ONNX Runtime, on the CPU."""
+    """A model that is loaded in ONNX Runtime."""
 
     def __init__(
-        self, model: bytes | Path, *, data_folder: Path | None = None, optimize: bool = False
+        self,
+        model: bytes | Path,
+        *,
+        data_folder: Path | None = None,
+        settings: SessionSettings | None = None,
     ) -> None:
         """Load a model.
 
         Args:
             model: The path of a file, or a serialized model.
             data_folder: The folder of the external data, for a serialized model.
-            optimize: Whether ONNX Runtime optimizes the graph; only without it are all values
-                computed as the file says.
+            settings: How to run it; by default without optimization, on the CPU.
 
         Raises:
+            ArgumentError: If ONNX Runtime does not have the provider.
             SourceError: If ONNX Runtime is not installed.
             FormatError: If ONNX Runtime rejects the model.
         """
         runtime = import_onnxruntime()
-        options = runtime.SessionOptions()
-        options.log_severity_level = _ERRORS_ONLY
-        if not optimize:
-            options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        settings = settings or SessionSettings()
+        check_provider(settings.provider)
+        options = _session_options(runtime, settings)
         if data_folder is not None:
             options.add_session_config_entry(_DATA_FOLDER, str(data_folder.resolve()))
         source = model if isinstance(model, bytes) else str(model)
+        # Nodes that another provider has no kernel for run on the CPU.
+        providers = list(dict.fromkeys((settings.provider, CPU)))
         try:
-            self._session = runtime.InferenceSession(
-                source, options, providers=["CPUExecutionProvider"]
-            )
+            self._session = runtime.InferenceSession(source, options, providers=providers)
         except Exception as error:  # onnxruntime has an exception class for each of its states
             raise _as_format_error("ONNX Runtime rejects the model", error) from error
 
@@ -95,6 +127,10 @@ class Session:
             # ONNX Runtime refuses data files behind a link that leads out of the folder.
             data = b"".join(wire.with_external_data(data, path.name))
         return cls(b"".join(wire.with_outputs(data, names)), data_folder=path.parent)
+
+    def end_profile(self) -> Path:
+        """End the profile, and return the file that ONNX Runtime wrote."""
+        return Path(self._session.end_profiling())
 
     @property
     def inputs(self) -> list[Any]:
@@ -135,6 +171,39 @@ class Session:
             timer.cancel()
         outputs = zip(names, results, strict=True)
         return {name: value for name, value in outputs if isinstance(value, np.ndarray)}
+
+
+def check_provider(provider: str) -> None:
+    """Check that the installed ONNX Runtime has an execution provider.
+
+    Raises:
+        ArgumentError: If it does not.
+        SourceError: If ONNX Runtime is not installed.
+    """
+    available = import_onnxruntime().get_available_providers()
+    if provider not in available:
+        raise ArgumentError(
+            f"this ONNX Runtime has no provider {provider!r}",
+            hint=f"it has {', '.join(available)}",
+        )
+
+
+def _session_options(runtime: Any, settings: SessionSettings) -> Any:
+    options = runtime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    level = _LEVELS[settings.optimization]
+    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, level)
+    if settings.threads is not None:
+        options.intra_op_num_threads = settings.threads
+    if settings.save_to is not None:
+        options.optimized_model_filepath = str(settings.save_to)
+        # Otherwise the saved file refers to data files that are not in its folder.
+        options.add_session_config_entry(_SAVED_DATA, f"{settings.save_to.name}.data")
+        options.add_session_config_entry(_SAVED_DATA_FROM, str(_SMALLEST_SAVED))
+    if settings.profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(settings.profile_prefix)
+    return options
 
 
 def _as_format_error(problem: str, error: Exception) -> FormatError:
@@ -182,7 +251,7 @@ def run_on_zeros(path: Path) -> ZeroRun | None:
     if importlib.util.find_spec("onnxruntime") is None:
         return None
     try:
-        session = Session(path, optimize=True)
+        session = Session(path, settings=OPTIMIZED)
     except FormatError as error:
         return ZeroRun(False, False, error.message.removeprefix("ONNX Runtime "))
     loaded = "loaded the model"

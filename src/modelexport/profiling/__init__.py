@@ -1,0 +1,1 @@
+"""Measure the latency of a model in ONNX Runtime, module by module."""
