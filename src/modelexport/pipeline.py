@@ -53,7 +53,6 @@ from modelexport.tagged.records import (
     ExampleInput,
     ExportRecord,
     ModelRecord,
-    encode_sidecar,
     sidecar_path,
 )
 from modelexport.tagged.strip import scrub_bytes
@@ -283,7 +282,7 @@ def _write_files(
     """Place the data files and the sidecar, and write the model for a later step to place."""
     for name, path in sorted(exported.baseline.files.items()):
         stage.publish(path, name)
-    sidecar = stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)])
+    sidecar = stage.write("sidecar", [hierarchy.sidecar_bytes])
     stage.publish(sidecar, sidecar_path(request.target).name)
     data = exported.data
     return stage.write("model", [data] if request.options.clean else tagged_chunks(data, hierarchy))

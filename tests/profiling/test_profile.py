@@ -216,7 +216,7 @@ def test_formats(
     result = run(*arguments, "--output-file", str(out))
     assert result.exit_code == 0, result.output
     text = out.read_text()
-    assert "Slow" in text
+    assert "slow" in text
     assert "first" not in text
     if output_format == "json":
         record = json.loads(text)

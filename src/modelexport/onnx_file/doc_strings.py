@@ -111,9 +111,11 @@ def _edit_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:
     start, end = _doc_string_field(raw)
     # First its own doc_string, which stands behind its attributes, then those of its subgraphs.
     new = doc_edit(bytes(_content(raw, start, end)) if start < end else None)
-    edits = [(start, end, [] if new is None else delimited(_NODE_DOC, [new]))]
-    if _MAY_HAVE_GRAPHS.search(raw):
-        edits += _edit_subgraphs(raw, doc_edit)
+    doc = [] if new is None else delimited(_NODE_DOC, [new])
+    subgraphs = _edit_subgraphs(raw, doc_edit) if _MAY_HAVE_GRAPHS.search(raw) else []
+    if not subgraphs:
+        return [raw[:start], *doc, raw[end:]]
+    edits = [(start, end, doc), *subgraphs]
     chunks: list[Buffer] = []
     kept_from = 0
     for start, end, replacement in sorted(edits, key=lambda edit: edit[0]):

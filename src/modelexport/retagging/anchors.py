@@ -336,6 +336,8 @@ class _Finder:
 
     def match_derived_names(self) -> None:
         """Match the rest by names that tools derive from others, unless values disagree."""
+        if len(self.anchors) == len(self.changed.graph.nodes):
+            return
         graph = self.original.graph
         by_name = {node.name: index for index, node in enumerate(graph.nodes) if node.name}
         for index, node in enumerate(self.changed.graph.nodes):
@@ -363,7 +365,9 @@ class _Finder:
         self.anchors[index] = Anchor(origin, by)
         self._taken.add(origin)
         old, new = self.original.graph.nodes[origin], self.changed.graph.nodes[index]
-        if by != "derived" and _same_operator(old, new) and len(old.outputs) == len(new.outputs):
+        if len(new.outputs) < 2:
+            self.values[new.key] = old.key
+        elif by != "derived" and _same_operator(old, new) and len(old.outputs) == len(new.outputs):
             self.values.update(zip(new.outputs, old.outputs, strict=True))
         else:
             self.values[new.key] = old.key

@@ -52,6 +52,7 @@ class Filler:
         self._modules = modules
         self._regions = Regions(original.graph, changed.graph, anchors, original.sketches)
         self._answers: dict[int, Attribution] = {}
+        self._of_tags: dict[int, Attribution] = {}  # most nodes of a module share one tag
 
     def fill(self) -> list[Attribution]:
         """Return the answer for each node, in the order of the changed graph."""
@@ -62,10 +63,7 @@ class Filler:
         for index in nodes:
             kept = self._kept[index]
             if index not in self._answers and kept is not None:
-                self._answers[index] = Attribution(
-                    kept.hierarchy_module, kept.hierarchy_call, kept.hierarchy_method,
-                    kept.hierarchy_covers,
-                )  # fmt: skip
+                self._answers[index] = _attribution_of(kept)
         constant = _constant_nodes(self._changed)
         for index in nodes:
             if index not in self._answers and index not in constant:
@@ -108,6 +106,11 @@ class Filler:
         anchor = self._anchors.nodes[index]
         tag = self._tags[anchor.origin]
         assert tag is not None
+        if anchor.by == "name" and self._regions.is_unchanged(index):
+            known = self._of_tags.get(id(tag))
+            if known is None:
+                known = self._of_tags[id(tag)] = _attribution_of(tag)
+            return known
         region = self._regions.of(index)
         covers = {tag.hierarchy_module, *self._covered(region)}
         old, new = self._original.nodes[anchor.origin], self._changed.nodes[index]
@@ -166,6 +169,12 @@ class Filler:
             if other >= 0:
                 answer = self._answers[other]
                 yield answer.path, answer.call
+
+
+def _attribution_of(tag: NodeTag) -> Attribution:
+    return Attribution(
+        tag.hierarchy_module, tag.hierarchy_call, tag.hierarchy_method, tag.hierarchy_covers
+    )
 
 
 def _callers(graph: Graph) -> dict[str, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Collection, Iterator, Mapping
 
@@ -31,7 +32,11 @@ class Regions:
         self._anchors = anchors
         self._sketches = sketches
         self._captured = _captured_values(original)
-        self._remaining = set(anchors.values.values())
+
+    @functools.cached_property
+    def _remaining(self) -> set[str]:
+        """The original values that the changed file still has."""
+        return set(self._anchors.values.values())
 
     def of(self, index: int) -> list[int]:
         """Return the region of a node.
@@ -58,6 +63,16 @@ class Regions:
                 return [anchor.origin]
         producer = self._original.producer
         return list(self._walk({producer[n] for n in targets if n in producer}, frontier))
+
+    def is_unchanged(self, index: int) -> bool:
+        """Return whether a node has the operator and the inputs of its original."""
+        node, origin = self._changed.nodes[index], self._anchors.nodes[index].origin
+        old = self._original.nodes[origin]
+        return (
+            old.op_type == node.op_type
+            and old.domain == node.domain
+            and (node.inputs == old.inputs or self._consumes_the_same(node, origin))
+        )
 
     def _consumes_the_same(self, node: Node, origin: int) -> bool:
         """Whether a node consumes the values of its original, and no others."""

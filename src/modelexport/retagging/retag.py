@@ -33,7 +33,6 @@ from modelexport.tagged.records import (
     EmbeddedMap,
     RetagRecord,
     Sidecar,
-    encode_sidecar,
     sidecar_path,
 )
 from modelexport.tagged.tables import complete_sidecar, tensor_infos
@@ -283,7 +282,7 @@ def _write(new: OpenFile, target: Path, hierarchy: HierarchyMap) -> tuple[Path, 
     """Write the model and its sidecar, with its data files where the folder is another one."""
     with transaction(target.parent) as stage:
         copy_data_files(stage, new.path, new.data_files, target)
-        sidecar = stage.write("sidecar", [encode_sidecar(hierarchy.sidecar)])
+        sidecar = stage.write("sidecar", [hierarchy.sidecar_bytes])
         stage.publish(sidecar, sidecar_path(target).name)
         stage.publish(stage.write("model", tagged_chunks(new.data, hierarchy)), target.name)
         stage.commit()

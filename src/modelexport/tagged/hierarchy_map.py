@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -18,6 +19,7 @@ from modelexport.tagged.records import (
     Sidecar,
     decode_tag,
     encode_embedded,
+    encode_sidecar,
     encode_tag,
     is_map_key,
     tags_digest,
@@ -25,17 +27,23 @@ from modelexport.tagged.records import (
 from modelexport.tagged.tables import consumer_tags, embedded_map, tags_of_node
 
 
-class HierarchyMap(msgspec.Struct, frozen=True):
+class HierarchyMap(msgspec.Struct, frozen=True, dict=True):
     """Everything that an export writes beside the baseline's own bytes."""
 
     node_tags: tuple[NodeTag | None, ...]
     """The tag of each node in the order of the graph; None for a node without one."""
     sidecar: Sidecar
 
+    @functools.cached_property
+    def sidecar_bytes(self) -> bytes:
+        """The sidecar as it is written."""
+        return encode_sidecar(self.sidecar)
+
     @property
     def embedded(self) -> EmbeddedMap:
         """The part of the map that goes into the model file itself."""
-        return embedded_map(self.sidecar, tags_digest(self.sidecar.nodes, self.node_tags))
+        digest = tags_digest(self.sidecar.nodes, self.node_tags)
+        return embedded_map(self.sidecar, digest, self.sidecar_bytes)
 
 
 def tagged_chunks(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffer]:

@@ -26,8 +26,14 @@ from modelexport.tagged.records import (
 )
 
 
-def embedded_map(sidecar: Sidecar, tags_digest: str) -> EmbeddedMap:
-    """Build the model-level metadata from the sidecar that is written with the file."""
+def embedded_map(sidecar: Sidecar, tags_digest: str, encoded: bytes | None = None) -> EmbeddedMap:
+    """Build the model-level metadata from the sidecar that is written with the file.
+
+    Args:
+        sidecar: The sidecar.
+        tags_digest: The digest of the nodes' tags.
+        encoded: The sidecar as it is written, where the caller has it already.
+    """
     bare = EmbeddedMap(
         format=sidecar.format,
         strategy=sidecar.export.strategy,
@@ -37,7 +43,7 @@ def embedded_map(sidecar: Sidecar, tags_digest: str) -> EmbeddedMap:
         modules=sidecar.modules,
         topology=sidecar.statistics.topology,
         tags_digest=tags_digest,
-        sidecar_digest=text_digest(encode_sidecar(sidecar)),
+        sidecar_digest=text_digest(encode_sidecar(sidecar) if encoded is None else encoded),
     )
     return msgspec.structs.replace(bare, digest=bare.computed_digest())
 
