@@ -103,6 +103,10 @@ def test_operations_are_those_that_torch_counts(unbalanced: Path) -> None:
     result = modelexport.profile(unbalanced, runs=2)
     slow = next(module for module in result.modules if module.path == "slow")
     assert slow.flops == 8 * linear
+    assert slow.gflops_per_second is not None
+    inputs = {name: np.zeros(shape, np.float32) for name, shape in result.input_shapes.items()}
+    again = modelexport.profile(unbalanced, runs=1, inputs=inputs)
+    assert again.modules[0].flops == result.modules[0].flops
     assert slow.gflops_per_second == pytest.approx(slow.flops / slow.inclusive_ms / 1e6)
 
 
@@ -178,10 +182,15 @@ def test_other_sizes_of_a_dynamic_file(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     batch = torch.export.Dim("batch")
     modelexport.export_model(
-        Unbalanced().eval(), (torch.rand(4, 256),), path, dynamic_shapes=({0: batch},)
+        Unbalanced().eval(),
+        (torch.rand(4, 256),),
+        path,
+        dynamic_shapes=({0: batch},),
+        flops=True,
     )
     result = modelexport.profile(path, runs=1, input_shapes={"x": (16, 256)})
     assert result.input_shapes == {"x": (16, 256)}
+    assert result.modules[0].flops is None
     with pytest.raises(ArgumentError, match=r"is \[.*,256\], got \[16,5\]"):
         modelexport.profile(path, runs=1, input_shapes={"x": (16, 5)})
     with pytest.raises(ArgumentError, match="no input 'y'"):

@@ -41,6 +41,7 @@ Try next:
   modelexport extract {folder}/bert-tiny.onnx --list
   modelexport extract {folder}/bert-tiny.onnx {layers} {folder}/layers.onnx
   modelexport verify {folder}/bert-tiny {folder}/bert-tiny.onnx
+  modelexport profile {folder}/bert-tiny.onnx
   modelexport import-onnx {folder}/bert-tiny_hierarchical_graph.graphml {folder}/new.onnx --validate
   modelexport strip {folder}/bert-tiny.onnx {folder}/baseline.onnx
   modelexport compare {folder}/baseline.onnx {folder}/bert-tiny.onnx

@@ -145,7 +145,7 @@ def profile(
         settings = SessionSettings(optimization, threads, provider)
         measurement = Measurement(settings, feeds.values, runs, warmup)
         times = measure_kernels(model, measurement, on_step or (lambda _: None))
-        modules = module_times(model.modules, times)
+        modules = module_times(_records(model, feeds.values), times)
     return Profile(
         file=path.name,
         optimization=optimization,
@@ -185,6 +185,18 @@ def _load_tagged(path: StrPath) -> TaggedModel:
     for name in external_files(model.proto):
         require_data_file(model.path, name)
     return model
+
+
+def _records(model: TaggedModel, feeds: Mapping[str, Array]) -> Mapping[str, ModuleRecord]:
+    """Return the module records, without operations if these were counted for other shapes."""
+    assert model.records is not None
+    examples = model.records.export.example_inputs
+    if all(name in examples and examples[name].shape == feeds[name].shape for name in feeds):
+        return model.modules
+    return {
+        path: msgspec.structs.replace(record, flops=msgspec.UNSET)
+        for path, record in model.modules.items()
+    }
 
 
 def _select(model: TaggedModel, module: str | None) -> set[str]:
