@@ -90,12 +90,24 @@ def format_line(row: Row) -> str:
     return "  ".join((f"{row.what:64}", *(cell for cell in row[1:-1] if cell), f"-> {row.verdict}"))
 
 
-def format_page(rows: Iterable[tuple[Row, str]]) -> str:
-    """Format the page, from the rows and the command of each."""
-    return "\n".join(_page(rows)) + "\n"
+def format_page(rows: Iterable[tuple[Row, str]], earlier: str = "") -> str:
+    """Format the page.
+
+    Args:
+        rows: The rows, and the command that measures each.
+        earlier: An earlier page, whose rows of other commands are kept.
+    """
+    rows = list(rows)
+    measured = {f"`{command}` |" for _, command in rows}
+    kept = [
+        line
+        for line in earlier.splitlines()
+        if line.endswith("` |") and not line.endswith(tuple(measured))
+    ]
+    return "\n".join(_page(kept, rows)) + "\n"
 
 
-def _page(rows: Iterable[tuple[Row, str]]) -> Iterator[str]:
+def _page(kept: Iterable[str], rows: Iterable[tuple[Row, str]]) -> Iterator[str]:
     names = ("torch", "transformers", "onnx", "onnxruntime")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     yield "# Benchmarks"
@@ -106,6 +118,7 @@ def _page(rows: Iterable[tuple[Row, str]]) -> Iterator[str]:
     yield ""
     yield "| task | peer | ours | ratio or verdict | command |"
     yield "|---|---|---|---|---|"
+    yield from kept
     for row, command in rows:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} | `{command}` |"
     yield ""

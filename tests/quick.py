@@ -19,6 +19,7 @@ FILES = (
     "tests/graphml/test_bad_files.py",
     "tests/graphml/test_round_trip.py",
     "tests/modules/",
+    "tests/retag/test_retag.py",
     "tests/tagged/test_wire.py",
     "tests/test_layering.py",
     "tests/test_no_hardcoding.py",

@@ -71,7 +71,7 @@ class Regions:
         return (
             old.op_type == node.op_type
             and old.domain == node.domain
-            and (node.inputs == old.inputs or self._consumes_the_same(node, origin))
+            and self._consumes_the_same(node, origin)
         )
 
     def _consumes_the_same(self, node: Node, origin: int) -> bool:

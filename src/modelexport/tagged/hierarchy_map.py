@@ -96,7 +96,7 @@ def tag_nodes(
         new = known.get((tags, answer))
         if new is None:
             new = known[tags, answer] = NodeTag(
-                tags, tag, len(tags), answer.method, answer.path, answer.call, answer.covers
+                tags, tag, len(tags), str(answer.method), answer.path, answer.call, answer.covers
             )
         node_tags.append(_keep_doc_string(new, proto) if proto.HasField("doc_string") else new)
     return tuple(node_tags)
