@@ -1,8 +1,8 @@
 """Measure every part that has a peer, and write docs/benchmarks.md: `make bench`.
 
-`python -m benchmarks NAME ...` only prints the named parts; with `--write`, their rows replace those
-on the page. On request, parts are also `graphml` and `scaling`, which have no peer, and `large`,
-which needs 8 GiB of disk and of memory.
+`python -m benchmarks NAME ...` only prints the named parts; with `--write`, their rows replace
+those on the page. On request, parts are also `graphml` and `scaling`, which have no peer, and
+`large`, which needs 8 GiB of disk and of memory.
 """
 
 from __future__ import annotations
