@@ -48,6 +48,13 @@ def output_file_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--output-file", type=click.Path(path_type=Path), help=help_text)(command)
 
 
+def inputs_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--inputs` to a command that runs a file."""
+    help_text = "An .npz with an array for each input; inputs like the recorded ones without it."
+    kind = click.Path(path_type=Path)
+    return click.option("--inputs", type=kind, metavar="FILE", help=help_text)(command)
+
+
 def output_format_option(
     *formats: str, help_text: str = "json is complete."
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -16,6 +16,7 @@ from modelexport.cli.console import (
     emit_json,
     escape_control,
     format_count,
+    inputs_option,
     line,
     module_tree,
     output_file_option,
@@ -84,12 +85,7 @@ def _parse_shapes(
     "--provider", metavar="NAME", default="CPUExecutionProvider", show_default=True,
     help="The execution provider.",
 )  # fmt: skip
-@click.option(
-    "--inputs",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="An .npz with an array for each input; without it, inputs like the recorded ones.",
-)
+@inputs_option
 @click.option(
     "--input-shape",
     "input_shapes",

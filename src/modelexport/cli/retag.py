@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from modelexport.cli.console import line, plain_table, progress, show
+from modelexport.cli.console import inputs_option, line, plain_table, progress, show
 from modelexport.errors import plural
 from modelexport.modules.record import AUXILIARY, Method
 from modelexport.onnx_file.atomic_write import check_output_path
@@ -31,12 +31,7 @@ _MEANINGS: dict[str, str] = {
 @click.argument("original", type=click.Path(path_type=Path))
 @click.argument("changed", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--inputs",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="An .npz with an array for each input; the recorded example inputs without it.",
-)
+@inputs_option
 @click.option(
     "--run/--no-run",
     default=True,

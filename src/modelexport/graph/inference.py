@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 
 from modelexport.errors import FormatError
 from modelexport.graph.flat import nested_graphs
-from modelexport.graph.nested import Subgraph, SubgraphValue, is_repeatable
+from modelexport.graph.nested import Subgraph, SubgraphValue, find_schema, is_repeatable
 
 Value = np.ndarray[Any, Any]
 
@@ -253,10 +253,11 @@ def _fold_sizes(
 
 @functools.cache
 def _depends_on_shape_only(domain: str, op_type: str) -> bool:
-    """Return whether an operator computes sizes from a tensor of any type, not from its data."""
-    schema = onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
+    """Return whether an operator computes sizes from a tensor of any type, whatever its data."""
+    schema = find_schema(domain, op_type)
     return (
-        schema.has_data_propagation_function
+        schema is not None
+        and schema.has_data_propagation_function
         and len(schema.inputs) == len(schema.outputs) == 1
         and set(schema.outputs[0].types) == {"tensor(int64)"}
     )
@@ -265,11 +266,8 @@ def _depends_on_shape_only(domain: str, op_type: str) -> bool:
 @functools.cache
 def only_moves_data(domain: str, op_type: str) -> bool:
     """Return whether an operator copies elements of its input: it takes strings as well."""
-    try:
-        schema = onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
-    except onnx.defs.SchemaError:
-        return False
-    if not schema.inputs or not schema.outputs:
+    schema = find_schema(domain, op_type)
+    if schema is None or not schema.inputs or not schema.outputs:
         return False
     output = schema.outputs[0]
     takes_strings = any("string" in kind for kind in output.types)

@@ -222,13 +222,19 @@ class ConstantFlow:
 
 
 @functools.cache
-def is_repeatable(domain: str, op_type: str) -> bool:
-    """Return whether an operator is known to give the same result for the same inputs."""
+def find_schema(domain: str, op_type: str) -> onnx.defs.OpSchema | None:
+    """Return the newest schema of an operator; None for one that ONNX does not define."""
     try:
-        schema = onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
+        return onnx.defs.get_schema(op_type, "" if domain == "ai.onnx" else domain)
     except onnx.defs.SchemaError:
-        return False
-    return not schema.non_deterministic  # type: ignore[attr-defined] # not in onnx's stubs
+        return None
+
+
+@functools.cache
+def is_repeatable(domain: str, op_type: str) -> bool:
+    """Return whether an operator returns the same result for the same inputs: it is not random."""
+    schema = find_schema(domain, op_type)
+    return schema is not None and not schema.non_deterministic  # type: ignore[attr-defined]
 
 
 def topological_order(
