@@ -26,6 +26,7 @@ TOOLS = {
     "int8-dynamic": "quantize_dynamic",
     "onnxslim": "onnxslim",
 }
+WAYS = ("doc_string", "names", "retag")
 ROUNDS = 3
 AIM, AIM_GROWTH, AIM_RUN = 5.0, 12.0, 2.0
 
@@ -42,8 +43,7 @@ def rows() -> Iterator[Row]:
     """Measure, and yield the rows of the table."""
     yield from _cost_rows()
     yield from _base_rows()
-    for tool, name in TOOLS.items():
-        yield _coverage_row(tool, name)
+    yield from _coverage_rows()
 
 
 def _cost_rows() -> Iterator[Row]:
@@ -102,36 +102,49 @@ def _load_and_run(path: Path, feeds: Values) -> None:
     Session(path).run(feeds)
 
 
-def _coverage_row(tool: str, name: str) -> Row:
-    totals = {"doc_string": Counts(0, 0, 0), "names": Counts(0, 0, 0), "ours": Counts(0, 0, 0)}
-    files = 0
+def _coverage_rows() -> Iterator[Row]:
+    totals = {(tool, way): Counts(0, 0, 0) for tool in TOOLS for way in WAYS}
+    files = dict.fromkeys(TOOLS, 0)
     for architecture in ARCHITECTURES:
         with tempfile.TemporaryDirectory() as folder:
-            path, changed = Path(folder) / "model.onnx", Path(folder) / "changed.onnx"
+            path = Path(folder) / "model.onnx"
             model, inputs = build(architecture, "fx")
             modelexport.export_model(model, inputs, path, strategy="fx")
             matched, others = example_values(path, model, inputs, "fx")
-            if not apply(tool, path, changed, matched):
-                continue
-            files += 1
-            out = Path(folder) / "out.onnx"
-            modelexport.retag(path, changed, out, inputs=matched)
-            found = {
-                "doc_string": _modules(modelexport.load(changed)),
-                "names": modules_by_name(modelexport.load(path), modelexport.load(changed)),
-                "ours": _modules(modelexport.load(out)),
-            }
-            for kind, modules in found.items():
-                wrong = len(judge_modules(path, changed, modules, others).wrong)
-                known = sum(module is not None for module in modules)
-                added = Counts(len(modules), known, wrong)
-                totals[kind] = Counts(*np.add(totals[kind], added).tolist())
-    return Row(
-        f"nodes with a module after {name}, {files} architectures, dynamo",
-        f"doc_string only {_share(totals['doc_string'])}; names only {_share(totals['names'])}",
-        f"retag {_share(totals['ours'])}",
-        f"ours, {totals['ours'].known - totals['names'].known:,} more than names",
+            for tool in TOOLS:
+                changed = Path(folder) / "changed.onnx"
+                if apply(tool, path, changed, matched):
+                    files[tool] += 1
+                    for way, counts in count_ways(path, changed, matched, others).items():
+                        added = np.add(totals[tool, way], counts)
+                        totals[tool, way] = Counts(*added.tolist())
+    for tool, name in TOOLS.items():
+        doc_string, names, ours = (totals[tool, way] for way in WAYS)
+        yield Row(
+            f"nodes with a module after {name}, {files[tool]} architectures, dynamo",
+            f"doc_string only {_share(doc_string)}; names only {_share(names)}",
+            f"retag {_share(ours)}",
+            f"ours, {ours.known - names.known:,} more than names",
+        )
+
+
+def count_ways(original: Path, changed: Path, matched: Values, others: Values) -> dict[str, Counts]:
+    """Count what the surviving doc_strings, the names, and retag know of a changed file."""
+    out = changed.with_name("out.onnx")
+    modelexport.retag(original, changed, out, inputs=matched)
+    found = (
+        _modules(modelexport.load(changed)),
+        modules_by_name(modelexport.load(original), modelexport.load(changed)),
+        _modules(modelexport.load(out)),
     )
+    return {
+        way: Counts(
+            len(modules),
+            sum(module is not None for module in modules),
+            len(judge_modules(original, changed, modules, others).wrong),
+        )
+        for way, modules in zip(WAYS, found, strict=True)
+    }
 
 
 def _modules(model: TaggedModel) -> list[str | None]:

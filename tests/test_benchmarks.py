@@ -21,12 +21,15 @@ from benchmarks.metadata import (
 )
 from benchmarks.models import tower
 from benchmarks.peers import extract_all
+from benchmarks.retagging import count_ways
 from benchmarks.rewriting import TOOLS
 from benchmarks.table import Row, format_line, format_page, growth_row, ratio_row
 
 import modelexport
 from exports import export
 from proof import onnx_values, pytorch_values
+from retag.oracles import example_values
+from retag.tools import apply
 
 pytestmark = [pytest.mark.sanity, pytest.mark.filterwarnings("ignore")]
 
@@ -168,6 +171,25 @@ def test_timed_functions_exist() -> None:
     scaling = importlib.import_module("benchmarks.scaling")
     for owner, names in scaling.CAPTURE:
         assert all(callable(getattr(owner, name, None)) for name in names), owner
+
+
+def test_retag_knows_more_than_names(tmp_path: Path) -> None:
+    path, model, inputs = export("bert", "fx", tmp_path)
+    matched, others = example_values(path, model, inputs, "fx")
+    changed = tmp_path / "changed.onnx"
+    assert apply("ort-all", path, changed, matched)
+    doc_string, names, ours = count_ways(path, changed, matched, others).values()
+    assert doc_string.known < names.known < ours.known == ours.nodes
+    assert ours.wrong == 0
+
+
+def test_other_rows_of_the_page_are_kept() -> None:
+    rows = [(Row("a", "b", "c", "d"), "python -m benchmarks one")]
+    rows += [(Row("e", "f", "g", "h"), "python -m benchmarks two")]
+    page = format_page(rows)
+    again = format_page([(Row("i", "j", "k", "l"), "python -m benchmarks one")], page)
+    assert "| a |" not in again
+    assert again.index("| e | f | g | h |") < again.index("| i | j | k | l |")
 
 
 def test_every_part_has_rows() -> None:
