@@ -47,8 +47,8 @@ def retag_command(original: Path, changed: Path, out: Path, inputs: Path | None,
 
     \b
     Examples:
-      modelexport retag bert.onnx bert_optimized.onnx bert_tagged.onnx
-      modelexport retag bert.onnx bert_int8.onnx bert_tagged.onnx --inputs batch.npz
+      modelexport retag bert.onnx bert_optimized.onnx tagged.onnx
+      modelexport retag bert.onnx bert_int8.onnx tagged.onnx --inputs batch.npz
     """
     if inputs is not None and not run:
         raise click.UsageError("--no-run runs nothing: leave --inputs out")
