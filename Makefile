@@ -9,7 +9,7 @@ COMPAT := build/compat-$(TORCH)
 COMPAT_TESTS ?= -n 2 -q tests/test_value.py tests/test_architectures.py tests/capture
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo quick test lint docs sweep fuzz bench compat clean
+.PHONY: demo quick test tools lint docs sweep fuzz bench compat clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -19,6 +19,10 @@ quick: $(READY)
 
 test: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -q
+
+# The map after every optimiser, quantizer and converter, on every model with both exporters.
+tools: $(READY)
+	ALL_TOOLS=1 $(BIN)/pytest -n 2 --dist worksteal -q tests/retag
 
 lint: $(READY)
 	$(BIN)/ruff check .
