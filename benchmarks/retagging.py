@@ -28,7 +28,7 @@ TOOLS = {
 }
 WAYS = ("doc_string", "names", "retag")
 ROUNDS = 3
-AIM, AIM_GROWTH, AIM_RUN = 5.0, 12.0, 2.0
+AIM, AIM_GROWTH, AIM_RUN = 5.0, 12.0, 1.0
 
 
 class Counts(NamedTuple):

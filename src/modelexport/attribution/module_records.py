@@ -11,9 +11,8 @@ from modelexport.attribution.evidence import Facts
 from modelexport.modules.record import Attribution, ModuleRecord, ModuleStatus
 from modelexport.modules.tags import nearest_tags
 from modelexport.modules.tree import ModuleTree
-from modelexport.tagged.hierarchy_map import HierarchyMap, tag_nodes
+from modelexport.tagged.hierarchy_map import HierarchyMap, make_map
 from modelexport.tagged.records import ExportRecord, ModelRecord
-from modelexport.tagged.tables import complete_sidecar
 
 
 def build_map(
@@ -33,8 +32,8 @@ def build_map(
         export: The record of the export.
     """
     modules = _module_records(facts, tags, attributions)
-    node_tags = tag_nodes(facts.graph, attributions, nearest_tags(facts.tree, tags))
-    return HierarchyMap(node_tags, complete_sidecar(facts.graph, node_tags, model, export, modules))
+    tag_of = nearest_tags(facts.tree, tags)
+    return make_map(facts.graph, attributions, tag_of, model, export, modules)
 
 
 def _module_records(

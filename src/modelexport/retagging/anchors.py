@@ -136,10 +136,9 @@ class _Finder:
     def match_names(self) -> None:
         """Match nodes by the name of their first output and by their own name."""
         graph = self.original.graph
-        names = Counter(node.name for node in graph.nodes)
-        by_name = {
-            node.name: index for index, node in enumerate(graph.nodes) if names[node.name] == 1
-        }
+        by_name: dict[str, int | None] = {}
+        for index, node in enumerate(graph.nodes):
+            by_name[node.name] = None if node.name in by_name else index
         once = _functions_called_once(self.changed.graph)
         for index, node in enumerate(self.changed.graph.nodes):
             if node.function and node.function not in once:

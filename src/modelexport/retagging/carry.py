@@ -61,7 +61,8 @@ def find_results(
     wanted = {name for record in records for call in record.results for name in call if name}
     equal: dict[str, list[str]] = {}
     for name, origin in anchors.values.items():
-        equal.setdefault(origin, []).append(name)
+        if origin in wanted:
+            equal.setdefault(origin, []).append(name)
     index = SketchIndex(changed.sketches)
     kept = {*changed.graph.producer, *changed.graph.inputs, *changed.graph.initializers}
     results = {}

@@ -27,7 +27,7 @@ from modelexport.retagging.carry import carry_records, find_results
 from modelexport.retagging.fill import Filler, Modules
 from modelexport.retagging.sketch import Array, SketchIndex
 from modelexport.retagging.values import OpenFile, sketch_initializers, sketch_values
-from modelexport.tagged.hierarchy_map import HierarchyMap, tag_nodes, tagged_chunks
+from modelexport.tagged.hierarchy_map import HierarchyMap, make_map, tagged_chunks
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.records import (
     EmbeddedMap,
@@ -35,7 +35,7 @@ from modelexport.tagged.records import (
     Sidecar,
     sidecar_path,
 )
-from modelexport.tagged.tables import complete_sidecar, tensor_infos
+from modelexport.tagged.tables import tensor_infos
 from modelexport.verification.feeds import describe_shape, fits_shape, make_feeds
 
 _LEAST_RELATED = 0.3
@@ -264,7 +264,6 @@ def _build_map(
     carried = carry_records(modules, answers, results)
     paths = {answer.path for answer in answers}
     tag_of = {path: modules.carried_tag(path) or "/" for path in paths}
-    node_tags = tag_nodes(new.graph, answers, tag_of)
     opset = next((e.version for e in new.proto.opset_import if e.domain in ("", "ai.onnx")), 0)
     model = msgspec.structs.replace(
         records.model, onnx=target.name, opset=opset, ir_version=new.proto.ir_version
@@ -275,7 +274,7 @@ def _build_map(
         outputs=tensor_infos(new.proto.graph.output),
         retag=retagged,
     )
-    return HierarchyMap(node_tags, complete_sidecar(new.graph, node_tags, model, export, carried))
+    return make_map(new.graph, answers, tag_of, model, export, carried)
 
 
 def _write(new: OpenFile, target: Path, hierarchy: HierarchyMap) -> tuple[Path, ...]:

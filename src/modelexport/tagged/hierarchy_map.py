@@ -9,13 +9,15 @@ import msgspec
 import onnx
 
 from modelexport.graph.flat import Graph
-from modelexport.modules.record import Attribution, NodeTag
+from modelexport.modules.record import Attribution, ModuleRecord, NodeTag
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.tagged.records import (
     METADATA_KEY,
     REPLACED,
     EmbeddedMap,
+    ExportRecord,
+    ModelRecord,
     Sidecar,
     decode_tag,
     encode_embedded,
@@ -24,7 +26,12 @@ from modelexport.tagged.records import (
     is_map_key,
     tags_digest,
 )
-from modelexport.tagged.tables import consumer_tags, embedded_map, tags_of_node
+from modelexport.tagged.tables import (
+    complete_sidecar,
+    consumer_tags,
+    embedded_map,
+    tags_of_node,
+)
 
 
 class HierarchyMap(msgspec.Struct, frozen=True, dict=True):
@@ -72,18 +79,38 @@ def tagged_chunks(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffe
     )
 
 
-def tag_nodes(
-    graph: Graph, attributions: Sequence[Attribution | None], tag_of: Mapping[str, str]
-) -> tuple[NodeTag | None, ...]:
-    """Return the tag of each node, with the tags of the modules that consume its outputs.
+def make_map(
+    graph: Graph,
+    attributions: Sequence[Attribution | None],
+    tag_of: Mapping[str, str],
+    model: ModelRecord,
+    export: ExportRecord,
+    modules: dict[str, ModuleRecord],
+) -> HierarchyMap:
+    """Build the map of a graph.
 
     Args:
         graph: The nodes.
-        attributions: The module of each node.
+        attributions: The module of each node; None for a node without a tag.
         tag_of: The tag that nodes of each module have, by module path.
+        model: The record of the model.
+        export: The record of the export.
+        modules: The module records by path.
     """
     primary = [None if answer is None else tag_of[answer.path] for answer in attributions]
     consumers = consumer_tags(graph, primary)
+    node_tags = _tag_nodes(graph, attributions, primary, consumers)
+    sidecar = complete_sidecar(graph, node_tags, model, export, modules, consumers)
+    return HierarchyMap(node_tags, sidecar)
+
+
+def _tag_nodes(
+    graph: Graph,
+    attributions: Sequence[Attribution | None],
+    primary: Sequence[str | None],
+    consumers: Mapping[str, tuple[str, ...]],
+) -> tuple[NodeTag | None, ...]:
+    """Return the tag of each node, with the tags of the modules that consume its outputs."""
     node_tags: list[NodeTag | None] = []
     known: dict[tuple[tuple[str, ...], Attribution], NodeTag] = {}
     for node, proto, answer, tag in zip(

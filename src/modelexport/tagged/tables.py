@@ -54,12 +54,24 @@ def complete_sidecar(
     model: ModelRecord,
     export: ExportRecord,
     modules: dict[str, ModuleRecord],
+    consumers: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Sidecar:
-    """Build a sidecar with its tables and statistics; `node_tags` has the tag of each node."""
+    """Build a sidecar with its tables and statistics.
+
+    Args:
+        graph: The nodes.
+        node_tags: The tag of each node.
+        model: The record of the model.
+        export: The record of the export.
+        modules: The module records by path.
+        consumers: The `consumer_tags` of the graph, where the caller has them already.
+    """
     primary = [None if tag is None else tag.hierarchy_path for tag in node_tags]
     attributes = node_digests(graph)
     nodes = _node_records(graph, node_tags, attributes)
-    tensors = _tensor_records(graph, primary, consumer_tags(graph, primary))
+    if consumers is None:
+        consumers = consumer_tags(graph, primary)
+    tensors = _tensor_records(graph, primary, consumers)
     return Sidecar(
         format=FORMAT,
         model=model,
