@@ -40,6 +40,7 @@ ROOMS = [
     "verification",
     "retagging",
     "profiling",
+    "quantization",
     "request",
     "source",
     "pipeline",

@@ -105,7 +105,7 @@ def choose_kept(
         raise nothing_to_convert(bench.original.name, bench.to)
     rows = measure_all(bench, candidates, converted, Results(None, "", {}), step)
     ranked = sorted(
-        (_Measured(*pair) for pair in zip(candidates, rows, strict=True)),
+        (_Measured(*pair) for pair in zip(candidates, rows, strict=True) if pair[1].has_effect),
         key=lambda each: (-each.error_per_byte, each.candidate.path),
     )
     search = _Search(bench, in_float, limit, ranked, step)
@@ -137,7 +137,7 @@ class _Search:
         self._limit = limit
         self._ranked = ranked
         self._step = step
-        self._best = math.inf
+        self._errors: dict[frozenset[int], float] = {}
 
     def floats(self, kept: Iterable[_Measured]) -> frozenset[int]:
         """Return all nodes that stay in float."""
@@ -146,6 +146,8 @@ class _Search:
     def run(self) -> list[_Measured]:
         """Find modules whose absence from quantization meets the limit."""
         ranked = self._ranked
+        if not ranked:
+            return []
         fails, count = -1, len(ranked)
         while count - fails > 1:
             middle = (fails + count) // 2
@@ -158,23 +160,24 @@ class _Search:
         return self._without_needless(list(ranked[:count]))
 
     def _error(self, kept: Sequence[_Measured]) -> float:
-        names = f"{len(kept)} of {len(self._ranked)} modules in float"
-        self._step(f"measure with {names}")
-        try:
-            error = self._bench.try_variant(self.floats(kept)).error.size
-        except FormatError:  # a part of the model that does not run in low precision
-            return math.inf
-        self._best = min(self._best, error)
-        return error
+        nodes = self.floats(kept)
+        if nodes not in self._errors:
+            self._step(f"measure with {len(kept)} of {len(self._ranked)} modules in float")
+            try:
+                self._errors[nodes] = self._bench.try_variant(nodes).error.size
+            except FormatError:  # a part of the model that does not run in low precision
+                self._errors[nodes] = math.inf
+        return self._errors[nodes]
 
     def _all_but_one(self) -> list[_Measured]:
         """Quantize only the module with the smallest error, as the last resort."""
-        least = min(self._ranked, key=lambda each: each.row.size)
-        best = min(self._best, least.row.size)
+        saving = [each for each in self._ranked if each.row.saved > 0]
+        least = min(saving or self._ranked, key=lambda each: each.row.size)
         if least.row.size > self._limit:
             raise ArgumentError(
                 f"no choice of modules has a relative error of at most {self._limit:g}: "
-                f"the smallest is {best:.3g}, with only {least.candidate.title} quantized",
+                f"the smallest is {least.row.size:.3g}, with only {least.candidate.title} "
+                "quantized",
                 hint="allow a larger error, choose smaller modules by depth, or another target",
             )
         return [each for each in self._ranked if each is not least]

@@ -40,6 +40,11 @@ class ModuleSensitivity(msgspec.Struct, frozen=True):
         return float("inf") if self.error is None else self.error.size
 
     @property
+    def has_effect(self) -> bool:
+        """Whether quantizing it changes a value or saves a byte."""
+        return self.size > 0 or self.saved > 0
+
+    @property
     def title(self) -> str:
         """The module, as messages name it."""
         return Candidate(self.module, self.own, frozenset()).title

@@ -48,7 +48,7 @@ def measure_sensitivity(
         on_step: Called with a line of progress.
 
     Returns:
-        The modules that have nodes to convert, the largest error first.
+        The modules that quantizing has an effect on, the largest error first.
 
     Raises:
         ArgumentError: A pattern matches nothing, no node can be converted, or a sample lacks an
@@ -77,7 +77,8 @@ def measure_sensitivity(
             raise nothing_to_convert(source.name, kind)
         union = frozenset().union(*(each.nodes for each in candidates))
         whole = measure_one(bench, Candidate("", False, union), converted, results)
-        rows = measure_all(bench, candidates, converted, results, step)
+        measured = measure_all(bench, candidates, converted, results, step)
+        rows = [row for row in measured if row.has_effect]
     return Sensitivity(
         file=source.name,
         to=kind,

@@ -12,6 +12,7 @@ from modelexport.errors import ArgumentError, suggest_name
 from modelexport.graph.flat import flatten
 from modelexport.onnx_file.digests import initializer_sizes
 from modelexport.onnx_file.model_file import open_mapped, parse_model
+from modelexport.option_values import spell_option
 from modelexport.quantization.convert import Target, convert
 from modelexport.quantization.prepare import Prepared, default_preprocess, prepare
 from modelexport.quantization.samples import (
@@ -103,8 +104,8 @@ class Workbench:
         notes = self.prepared.notes
         if self.to is Target.INT8_STATIC and not self.calibration.is_given:
             notes += (
-                f"calibrated on {self.calibration.source}: real data gives better ranges, pass it "
-                "as calibration",
+                f"calibrated on {self.calibration.source}: real data gives better ranges (pass it "
+                f"as {spell_option('calibration')})",
             )
         return notes
 
