@@ -173,14 +173,15 @@ class _Search:
         """Quantize only the module with the smallest error, as the last resort."""
         saving = [each for each in self._ranked if each.row.saved > 0]
         least = min(saving or self._ranked, key=lambda each: each.row.size)
-        if least.row.size > self._limit:
+        kept = [each for each in self._ranked if each is not least]
+        error = self._error(kept) if least.row.size <= self._limit else least.row.size
+        if error > self._limit:
             raise ArgumentError(
                 f"no choice of modules has a relative error of at most {self._limit:g}: "
-                f"the smallest is {least.row.size:.3g}, with only {least.candidate.title} "
-                "quantized",
+                f"the smallest is {error:.3g}, with only {least.candidate.title} quantized",
                 hint="allow a larger error, choose smaller modules by depth, or another target",
             )
-        return [each for each in self._ranked if each is not least]
+        return kept
 
     def _without_needless(self, kept: list[_Measured]) -> list[_Measured]:
         """Return modules to quantization that are expected to fit under the limit, and do."""

@@ -93,11 +93,11 @@ def _ancestor(model: TaggedModel, path: str, depth: int) -> str | None:
     return None
 
 
-def matching_modules(model: TaggedModel, patterns: str | Sequence[str]) -> list[Candidate]:
+def matching_modules(model: TaggedModel, patterns: Sequence[str]) -> list[Candidate]:
     """List the modules that patterns name, each with all nodes below it."""
     index = ModuleIndex(model.modules, model.effective_tags)
     paths: dict[str, None] = {}
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for pattern in patterns:
         resolution = index.resolve(pattern)
         if resolution.path is not None:
             paths[resolution.path] = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import gc
 import inspect
 import io
 import logging
@@ -53,7 +52,6 @@ def _calling(action: str) -> Iterator[None]:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
-            gc.collect()  # a temporary folder that is left to the collector warns
     except ModelExportError:
         raise
     except ImportError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -11,6 +12,7 @@ from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, de
 from modelexport.graph.flat import Graph, Initializer, as_text
 from modelexport.modules.lookup import ModuleIndex
 from modelexport.modules.record import NodeTag
+from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.model_file import StrPath
 from modelexport.tagged.model import TaggedModel, load
 
@@ -84,6 +86,7 @@ def select_names(
     """Select names as `select` does, and count the nodes that have none."""
     if what not in WHAT:
         raise ArgumentError(f"there is no {what!r} to select", hint=f"one of {', '.join(WHAT)}")
+    patterns = as_patterns(patterns)
     if not patterns:
         raise ArgumentError("no pattern is given", hint="pass a module path, a tag or a glob")
     model = load(path)
@@ -184,7 +187,7 @@ def find_nodes(
         )
     index = ModuleIndex(model.modules, tags)
     found: set[int] = set()
-    for pattern in _as_list(patterns):
+    for pattern in as_patterns(patterns):
         belongs = _matcher(index, pattern, call, covering)
         nodes = {i for i, tag in enumerate(tags) if tag is not None and belongs(tag)}
         if not nodes:
@@ -193,7 +196,12 @@ def find_nodes(
     return found
 
 
-def _as_list(patterns: str | Sequence[str]) -> Sequence[str]:
+def as_patterns(patterns: str | Sequence[str]) -> Sequence[str]:
+    """Return the patterns that a caller gave, of which the empty text is the root.
+
+    Raises:
+        ArgumentTypeError: It is neither a text nor a list.
+    """
     if isinstance(patterns, str):
         return [patterns]
     if not isinstance(patterns, Sequence):
@@ -211,16 +219,19 @@ def _matcher(
     if call is not None:
         belongs = index.node_filter(index.select_call(index.find(pattern), call))
         return lambda tag: belongs(tag.hierarchy_module, tag.hierarchy_call)
-    resolution = index.resolve(pattern)
+    resolution, lineage = index.resolve(pattern), Ancestry({})
 
-    def matches(tag: NodeTag) -> bool:
-        return resolution.covers(tag.hierarchy_module, tag.hierarchy_path) or (
-            covering
-            and any(resolution.covers(path, index.carried_tag(path))
-                    for path in tag.hierarchy_covers)
-        )  # fmt: skip
+    @functools.cache
+    def is_meant(path: str) -> bool:
+        # A glob may match a module and none of the paths below it.
+        above = lineage.of(path) if resolution.glob is not None else (path,)
+        return any(resolution.covers(each, index.carried_tag(each)) for each in above)
 
-    return matches
+    return lambda tag: (
+        is_meant(tag.hierarchy_module)
+        or resolution.covers(tag.hierarchy_module, tag.hierarchy_path)
+        or (covering and any(map(is_meant, tag.hierarchy_covers)))
+    )
 
 
 def _without_nodes(index: ModuleIndex, pattern: str, call: int | None) -> ArgumentError:

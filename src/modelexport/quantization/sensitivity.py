@@ -13,7 +13,7 @@ from modelexport.quantization.candidates import Candidate, matching_modules, spl
 from modelexport.quantization.convert import Target
 from modelexport.quantization.results import ModuleSensitivity, Results, Sensitivity, open_results
 from modelexport.quantization.samples import SampleSource
-from modelexport.quantization.select import find_nodes
+from modelexport.quantization.select import as_patterns, find_nodes
 from modelexport.quantization.variants import Workbench, nodes_in_float, parse_target
 from modelexport.tagged.model import load
 
@@ -58,6 +58,7 @@ def measure_sensitivity(
         SourceError: ONNX Runtime is not installed.
     """
     source, kind, step = as_path(path), parse_target(to), on_step or (lambda _: None)
+    only = as_patterns(only)
     check_depth(depth)
     nodes_in_float(load(source), (), only)  # refuses patterns before anything runs
     with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:

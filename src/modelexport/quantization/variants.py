@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
 import onnx
 
 from modelexport.errors import ArgumentError, suggest_name
-from modelexport.graph.flat import flatten
+from modelexport.graph.nested import Subgraph
 from modelexport.onnx_file.digests import initializer_sizes
 from modelexport.onnx_file.model_file import open_mapped, parse_model
 from modelexport.option_values import spell_option
@@ -22,7 +22,7 @@ from modelexport.quantization.samples import (
     read_samples,
     run_samples,
 )
-from modelexport.quantization.select import find_nodes
+from modelexport.quantization.select import as_patterns, find_nodes
 from modelexport.tagged.example_inputs import Array
 from modelexport.tagged.model import TaggedModel, load
 
@@ -161,19 +161,37 @@ def stored_bytes(path: Path) -> int:
 def changed_nodes(prepared: Prepared, target: Path) -> frozenset[int]:
     """Find the nodes of a copy that a quantized file lacks, or has with other inputs.
 
-    A node counts as well if one of its initializers has another type. Which operators these are is
-    the tool's own affair.
+    A node counts as well if one of its initializers has another type, or its result is in half
+    precision. Which operators these are is the tool's own affair.
     """
-    proto = _read(target)
-    types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-    left = {(node.name, node.op_type, node.inputs) for node in flatten(proto).nodes}
-    before = {t.name: t.data_type for t in _read(prepared.path).graph.initializer}
-    changed = {name for name, kind in before.items() if types.get(name, kind) != kind}
+    before, after = _read(prepared.path).graph, _read(target).graph
+    left = {(node.name, node.op_type, tuple(node.input)) for node in _all_nodes(after)}
+    old, new = _types(before), _types(after)
+    changed = {
+        name
+        for name, kind in new.items()
+        if old.get(name, kind) != kind or (name not in old and kind == onnx.TensorProto.FLOAT16)
+    }
     return frozenset(
         index
-        for index, (node, name) in enumerate(zip(prepared.graph.nodes, prepared.names, strict=True))
-        if (name, node.op_type, node.inputs) not in left or not changed.isdisjoint(node.inputs)
+        for index, (node, name) in enumerate(
+            zip(prepared.graph.protos, prepared.names, strict=True)
+        )
+        if (name, node.op_type, tuple(node.input)) not in left
+        or not changed.isdisjoint((*node.input, *node.output))
     )
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    return (node for subgraph in Subgraph(graph) for node in subgraph.nodes)
+
+
+def _types(graph: onnx.GraphProto) -> dict[str, int]:
+    """Return the element types of the values and initializers that a graph declares."""
+    types = {
+        value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)
+    }
+    return {**types, **{tensor.name: tensor.data_type for tensor in graph.initializer}}
 
 
 def nodes_in_float(
@@ -189,12 +207,12 @@ def nodes_in_float(
     Raises:
         ArgumentError: A pattern matches nothing, or nothing is left to quantize.
     """
-    every = frozenset(range(len(model.graph.nodes)))
+    every, keep, only = range(len(model.graph.nodes)), as_patterns(keep), as_patterns(only)
     kept = find_nodes(model, keep, covering=True) if keep else set()
-    chosen = find_nodes(model, only) if only else every
+    chosen = find_nodes(model, only) if only else set(every)
     if chosen <= kept:
         raise ArgumentError(
             "nothing is left to quantize: every node stays in float",
             hint="keep fewer modules, or leave them out of only" if only else "keep fewer modules",
         )
-    return every - chosen | kept
+    return frozenset(every) - chosen | kept
