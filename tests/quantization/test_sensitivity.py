@@ -78,7 +78,7 @@ def test_a_limit_keeps_the_sensitive_module_only(to: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("name", "to"), [
-    ("bert", "int8-dynamic"), ("bert", "float16"),
+    ("bert", "int8-dynamic"), ("bert", "int8-static"), ("bert", "float16"),
     ("resnet", "int8-dynamic"), ("resnet", "int8-static"),
 ])  # fmt: skip
 def test_a_limit_is_met_on_real_structure(name: str, to: str, tmp_path: Path) -> None:

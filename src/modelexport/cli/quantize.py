@@ -118,7 +118,8 @@ def quantize_command(onnx: Path, out: Path | None, sensitivity: bool, **options:
         note(text)
     if output_format == "json":
         fields = msgspec.structs.asdict(report)
-        emit_json({k: v for k, v in fields.items() if k != "hierarchy"}, output_file)
+        del fields["hierarchy"]  # the sidecar has it
+        emit_json(msgspec.to_builtins(fields, enc_hook=str), output_file)
     else:
         show(_summary(report, onnx, options["max_error"]), output_file)
 
