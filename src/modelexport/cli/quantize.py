@@ -166,7 +166,7 @@ def _ranking(result: Sensitivity) -> Iterator[RenderableType]:
     whole = result.whole
     yield line(f"{result.file} to {result.to}, one module at a time, on {result.inputs}")
     text = whole.failure if whole.error is None else _error_text(whole.error)
-    yield line(f"all of them: {text}, saves {format_size(max(whole.saved, 0))}", 2)
+    yield line(f"all: {text}, saves {format_size(max(whole.saved, 0))}", 2)
     titles = {"module": False, "saved": True, "relative": True,
               "max abs": True, "cosine": True, "SQNR dB": True}  # fmt: skip
     yield plain_table(titles, [_cells(row) for row in result.modules])

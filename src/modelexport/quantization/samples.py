@@ -15,7 +15,7 @@ from modelexport.onnx_file.model_file import StrPath, as_path
 from modelexport.tagged.example_inputs import Array, numeric_kind
 from modelexport.tagged.model import TaggedModel
 from modelexport.verification.feeds import make_feeds
-from modelexport.verification.runtime import Session
+from modelexport.verification.runtime import OPTIMIZED, Session
 
 SampleSource = StrPath | Mapping[str, Array] | Sequence[Mapping[str, Array]]
 """An `.npz` file with an array for each input, a folder of such files, or the arrays themselves."""
@@ -96,7 +96,7 @@ def run_samples(path: Path, samples: Samples) -> list[dict[str, Array]]:
         SourceError: ONNX Runtime is not installed.
         FormatError: It rejects the model, or cannot run it.
     """
-    session = Session(path, optimize=True)
+    session = Session(path, settings=OPTIMIZED)
     return [session.run(feeds) for feeds in samples.feeds]
 
 
