@@ -58,7 +58,7 @@ def split_modules(
     most = 0
     for level in [depth] if depth is not None else range(1, deepest + 1):
         candidates = _at_depth(model, paths, level)
-        count = sum(not converted.isdisjoint(each.nodes) for each in candidates)
+        count = sum(not each.own and not converted.isdisjoint(each.nodes) for each in candidates)
         if depth is not None or count > most:
             best, most = (level, candidates), count
         if most >= _FEW:

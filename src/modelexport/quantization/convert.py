@@ -16,6 +16,7 @@ import onnx
 
 from modelexport.errors import FormatError, ModelExportError, SourceError, first_line
 from modelexport.graph.nested import Subgraph, sort_nodes
+from modelexport.option_values import spell_option
 from modelexport.tagged.example_inputs import Array
 from modelexport.verification.runtime import import_onnxruntime
 
@@ -62,7 +63,7 @@ def _calling(action: str) -> Iterator[None]:
     except Exception as error:  # each tool raises what it likes
         raise FormatError(
             f"onnxruntime cannot {action}: {first_line(error)}",
-            hint="keep the modules that it fails on in float, or quantize only some",
+            hint=f"{spell_option('preprocess')} may help; or keep the modules that it fails on",
         ) from error
     finally:
         runtime.set_default_logger_severity(_WARNINGS)
