@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from modelexport.errors import ArgumentError, FormatError
+from modelexport.errors import ArgumentError, FormatError, plural
 from modelexport.onnx_file.model_file import StrPath, as_path
 from modelexport.tagged.example_inputs import Array, numeric_kind
 from modelexport.tagged.model import TaggedModel
@@ -51,7 +51,7 @@ def read_samples(model: TaggedModel, given: SampleSource | None) -> Samples:
             raise ArgumentError("there is no sample", hint="pass at least one mapping of arrays")
         return Samples(
             tuple(make_feeds(model, each).values for each in given),
-            _count(len(given), "given sample"),
+            plural(len(given), "given sample"),
             True,
         )
     path = as_path(given)
@@ -64,11 +64,7 @@ def read_samples(model: TaggedModel, given: SampleSource | None) -> Samples:
             f"the folder {path} has no .npz file", hint="save each sample with numpy.savez"
         )
     samples = tuple(make_feeds(model, file).values for file in files)
-    return Samples(samples, f"{_count(len(files), 'file')} in {path.name}", True)
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return Samples(samples, f"{plural(len(files), 'file')} in {path.name}", True)
 
 
 class OutputError(msgspec.Struct, frozen=True):

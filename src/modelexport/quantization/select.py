@@ -92,6 +92,7 @@ def select_names(
     model = load(path)
     matched = find_nodes(model, patterns, call=call, covering=covering)
     nodes = model.graph.nodes
+    op_types = as_patterns(op_types)
     wanted = set(op_types)
     counted = [index for index in range(len(nodes)) if not wanted or nodes[index].op_type in wanted]
     chosen = [index for index in counted if (index in matched) != invert]

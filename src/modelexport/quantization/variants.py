@@ -138,14 +138,21 @@ class Workbench:
             self.write(kept, target)
             return self.measure(target)
         finally:
-            target.unlink(missing_ok=True)
-            target.with_name(f"{target.name}.data").unlink(missing_ok=True)
+            _remove(target)
 
     def converted_nodes(self) -> frozenset[int]:
         """Find the nodes that ONNX Runtime converts if none is left in float."""
         target = self.folder / "whole.onnx"
-        self.write((), target)
-        return changed_nodes(self.prepared, target)
+        try:
+            self.write((), target)
+            return changed_nodes(self.prepared, target)
+        finally:
+            _remove(target)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
 
 
 def _read(path: Path) -> onnx.ModelProto:
