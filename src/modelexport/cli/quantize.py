@@ -93,10 +93,10 @@ def quantize_command(onnx: Path, out: Path | None, sensitivity: bool, **options:
 
     \b
     Examples:
-      modelexport quantize bert.onnx int8.onnx --keep encoder.layer.0 --keep pooler
+      modelexport quantize bert.onnx int8.onnx --keep pooler
       modelexport quantize bert.onnx --sensitivity --depth 2
       modelexport quantize bert.onnx int8.onnx --max-error 0.01
-      modelexport quantize bert.onnx int8.onnx --to int8-static --calibration samples/
+      modelexport quantize bert.onnx q.onnx --to int8-static --calibration data/
     """
     output_format, output_file = options.pop("output_format"), options.pop("output_file")
     check_output(output_file, onnx)

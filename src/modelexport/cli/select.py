@@ -48,7 +48,7 @@ def select_command(
     \b
     Examples:
       modelexport select bert.onnx encoder.layer.0
-      modelexport select bert.onnx '*.attention.*' --op MatMul --output-format json
+      modelexport select bert.onnx '*.attention.*' --op MatMul
       modelexport select bert.onnx encoder --invert --what initializers
     """
     selected = select_names(
