@@ -42,6 +42,9 @@ GROUPS = {
         "retag",
         "profile",
         "compare_profiles",
+        "select",
+        "quantize",
+        "measure_sensitivity",
     ],
     "GraphML": ["export_graphml", "import_onnx"],
     "Strategies": [

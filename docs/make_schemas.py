@@ -20,6 +20,7 @@ from modelexport.batch.results import JobResult
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.options import SourceOptions, options_of
 from modelexport.profiling.profile import Profile, ProfileComparison
+from modelexport.quantization.results import Sensitivity
 from modelexport.source.input_specs import InputSpec
 from modelexport.tagged.records import (
     FORMAT,
@@ -62,6 +63,11 @@ SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "profile-comparison": (
         ProfileComparison,
         "modelexport profile A B --output-format json",
+        {},
+    ),
+    "sensitivity": (
+        Sensitivity,
+        "modelexport quantize --sensitivity --output-format json",
         {},
     ),
     "verification": (Verification, "modelexport verify --output-format json", {}),

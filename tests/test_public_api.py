@@ -67,6 +67,7 @@ PUBLIC = {
     "HierarchyExporter",
     "Imported",
     "JobResult",
+    "KeptModule",
     "MapInEffect",
     "Method",
     "ModelExportError",
@@ -82,6 +83,7 @@ PUBLIC = {
     "ModuleTime",
     "Profile",
     "ProfileComparison",
+    "ModuleSensitivity",
     "ModuleSubgraph",
     "ModuleTree",
     "Node",
@@ -90,8 +92,11 @@ PUBLIC = {
     "NodeRecord",
     "RetagRecord",
     "RetagReport",
+    "Sensitivity",
     "NodeTag",
     "Outcome",
+    "QuantizeReport",
+    "OutputError",
     "Repair",
     "Sidecar",
     "Site",
@@ -124,9 +129,12 @@ PUBLIC = {
     "import_onnx",
     "list_modules",
     "load",
+    "measure_sensitivity",
     "partition",
     "profile",
+    "quantize",
     "retag",
+    "select",
     "recommend_strategy",
     "register_strategy",
     "strip",
@@ -370,7 +378,10 @@ def test_export_source_does_what_the_command_does(
     assert [module.module for module in listed] == ["", "0", "1"]
 
 
-READERS = ("load", "analyze", "validate", "strip", "extract", "partition", "list_modules")
+READERS = (
+    "load", "analyze", "validate", "strip", "extract", "partition", "list_modules", "select",
+    "quantize", "measure_sensitivity",
+)  # fmt: skip
 
 
 def test_one_name_for_one_thing() -> None:

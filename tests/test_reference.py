@@ -178,6 +178,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             _run("compare", folder / "b.onnx", folder / "c.onnx", *outputs),
         ],
         "profile": [_run("profile", folder / "a.onnx", *outputs, "--runs", 2)],
+        "sensitivity": [_run("quantize", folder / "a.onnx", "--sensitivity", *outputs)],
         "profile-comparison": [
             _run("profile", folder / "a.onnx", folder / "a.onnx", *outputs, "--runs", 2)
         ],
@@ -269,6 +270,7 @@ WRONG: dict[str, list[Change]] = {
     ],
     "profile": [lambda d: d.pop("kernel_ms"), lambda d: d["modules"][0].update(nodes="many")],
     "profile-comparison": [lambda d: d.pop("before")],
+    "sensitivity": [lambda d: d.pop("whole"), lambda d: d["modules"][0].update(saved="much")],
     "verification": [
         lambda d: d["modules"][0].update(outcome="perhaps"),
         lambda d: d.update(agrees="yes"),

@@ -83,6 +83,12 @@ if TYPE_CHECKING:
         compare_profiles,
         profile,
     )
+    from modelexport.quantization.budget import KeptModule
+    from modelexport.quantization.quantize import QuantizeReport, quantize
+    from modelexport.quantization.results import ModuleSensitivity, Sensitivity
+    from modelexport.quantization.samples import OutputError
+    from modelexport.quantization.select import select
+    from modelexport.quantization.sensitivity import measure_sensitivity
     from modelexport.report import ExportReport
     from modelexport.retagging.retag import RetagReport, retag
     from modelexport.source_export import export_source
@@ -141,10 +147,16 @@ _HOMES = {
     "pipeline": (
         "HierarchyExporter UnifiedExporter=HierarchyExporter export_model recommend_strategy"
     ),
-    "report": "ExportReport",
     "profiling.profile": (
         "ModuleDifference ModuleTime Profile ProfileComparison compare_profiles profile"
     ),
+    "quantization.budget": "KeptModule",
+    "quantization.quantize": "QuantizeReport quantize",
+    "quantization.results": "ModuleSensitivity Sensitivity",
+    "quantization.samples": "OutputError",
+    "quantization.select": "select",
+    "quantization.sensitivity": "measure_sensitivity",
+    "report": "ExportReport",
     "retagging.retag": "RetagReport retag",
     "source_export": "export_source",
     "tagged.model": "MapInEffect TaggedModel load",
@@ -204,6 +216,7 @@ __all__ = [
     "HierarchyExporter",
     "Imported",
     "JobResult",
+    "KeptModule",
     "MapInEffect",
     "Method",
     "ModelExportError",
@@ -215,6 +228,7 @@ __all__ = [
     "ModuleFacts",
     "ModuleParity",
     "ModuleRecord",
+    "ModuleSensitivity",
     "ModuleSubgraph",
     "ModuleTime",
     "ModuleTree",
@@ -225,11 +239,14 @@ __all__ = [
     "NodeTag",
     "NotDescendedError",
     "Outcome",
+    "OutputError",
     "Profile",
     "ProfileComparison",
+    "QuantizeReport",
     "Repair",
     "RetagRecord",
     "RetagReport",
+    "Sensitivity",
     "Sidecar",
     "Site",
     "SourceError",
@@ -261,11 +278,14 @@ __all__ = [
     "import_onnx",
     "list_modules",
     "load",
+    "measure_sensitivity",
     "partition",
     "profile",
+    "quantize",
     "recommend_strategy",
     "register_strategy",
     "retag",
+    "select",
     "strip",
     "validate",
     "verify",

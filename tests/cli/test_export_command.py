@@ -58,7 +58,7 @@ def test_what_the_demo_suggests_works(demo: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     text = (demo / "stdout.txt").read_text().split("Try next:")[1]
     commands = [line.strip() for line in text.splitlines() if line.strip()]
-    assert len(commands) == 12
+    assert len(commands) == 14
     for command in commands:
         result = subprocess.run(command, shell=True, capture_output=True, text=True)
         assert result.returncode == 0, f"{command}\n{result.stderr}"

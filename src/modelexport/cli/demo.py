@@ -42,6 +42,8 @@ Try next:
   modelexport extract {folder}/bert-tiny.onnx {layers} {folder}/layers.onnx
   modelexport verify {folder}/bert-tiny {folder}/bert-tiny.onnx
   modelexport profile {folder}/bert-tiny.onnx
+  modelexport quantize {folder}/bert-tiny.onnx --sensitivity
+  modelexport quantize {folder}/bert-tiny.onnx {folder}/int8.onnx --max-error 0.01
   modelexport import-onnx {folder}/bert-tiny_hierarchical_graph.graphml {folder}/new.onnx --validate
   modelexport strip {folder}/bert-tiny.onnx {folder}/baseline.onnx
   modelexport compare {folder}/baseline.onnx {folder}/bert-tiny.onnx

@@ -22,6 +22,8 @@ COMMANDS = {
     "verify": ("verify:verify_command", "Compare every module with PyTorch."),
     "retag": ("retag:retag_command", "Carry the map over to what another tool made of a file."),
     "profile": ("profile:profile_command", "Show the latency of each module."),
+    "select": ("select:select_command", "Print names of the nodes of modules, for other tools."),
+    "quantize": ("quantize:quantize_command", "Quantize by module, and measure the error."),
     "export-graphml": (
         "graphml:export_graphml_command",
         "Write a GraphML for yEd, with modules as groups.",

@@ -1,0 +1,1 @@
+"""Select nodes by module, and quantize a model by module."""

@@ -1,0 +1,1 @@
+"""Tests of select, quantize and the sensitivity of modules."""
