@@ -43,6 +43,7 @@ GROUPS = {
         "profile",
         "compare_profiles",
         "select",
+        "annotate_layers",
         "quantize",
         "measure_sensitivity",
     ],

@@ -130,6 +130,8 @@ PUBLIC = {
     "list_modules",
     "load",
     "measure_sensitivity",
+    "annotate_layers",
+    "LayerAnnotations",
     "partition",
     "profile",
     "quantize",

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
         compare_profiles,
         profile,
     )
+    from modelexport.quantization.annotations import LayerAnnotations, annotate_layers
     from modelexport.quantization.budget import KeptModule
     from modelexport.quantization.quantize import QuantizeReport, quantize
     from modelexport.quantization.results import ModuleSensitivity, Sensitivity
@@ -151,6 +152,7 @@ _HOMES = {
         "ModuleDifference ModuleTime Profile ProfileComparison compare_profiles profile"
     ),
     "quantization.budget": "KeptModule",
+    "quantization.annotations": "LayerAnnotations annotate_layers",
     "quantization.quantize": "QuantizeReport quantize",
     "quantization.results": "ModuleSensitivity Sensitivity",
     "quantization.samples": "OutputError",
@@ -217,6 +219,7 @@ __all__ = [
     "Imported",
     "JobResult",
     "KeptModule",
+    "LayerAnnotations",
     "MapInEffect",
     "Method",
     "ModelExportError",
@@ -267,6 +270,7 @@ __all__ = [
     "Verification",
     "WeightChanges",
     "analyze",
+    "annotate_layers",
     "compare",
     "compare_profiles",
     "export_batch",

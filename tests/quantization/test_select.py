@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import onnxruntime
 import pytest
 import torch
+from click.testing import CliRunner
 
 import modelexport
 from exports import export
+from modelexport.cli.main import main
+from modelexport.errors import ArgumentError
+from modelexport.verification.runtime import ASSIGNMENT
 from quantization.models import WIDTH, export_stack, stack
 from retag.tools import apply
 from zoo import ZOO
@@ -144,3 +149,55 @@ def test_a_clean_file_is_read_by_its_sidecar(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     modelexport.export_model(stack(), torch.randn(2, WIDTH), path, strategy="htp", clean=True)
     assert modelexport.select(path, "head")
+
+
+def annotations(path: Path) -> dict[str, str]:
+    """Return the layer annotation of each node by its name."""
+    return {
+        node.name: entry.value
+        for node in onnx.load(path, load_external_data=False).graph.node
+        for entry in node.metadata_props
+        if entry.key == "layer_ann"
+    }
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_layer_annotations_are_accepted_by_the_runtime(strategy: str, tmp_path: Path) -> None:
+    path, _, _ = export("bert", strategy, tmp_path)
+    before = path.read_bytes()
+    result = modelexport.annotate_layers(
+        path, tmp_path / "placed.onnx", ["encoder", "encoder.layer.1"]
+    )
+    expected = dict.fromkeys(names_of(path, "encoder"), "encoder")
+    expected |= dict.fromkeys(names_of(path, "encoder.layer.1"), "encoder.layer.1")
+    assert annotations(result.onnx_path) == expected
+    assert sum(result.layers.values()) == len(expected)
+    assert path.read_bytes() == before
+    assert modelexport.validate(result.onnx_path, check_consistency=True).valid
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(ASSIGNMENT, f"cpu({result.setting})")
+    onnxruntime.InferenceSession(str(result.onnx_path), options, providers=["CPUExecutionProvider"])
+    with pytest.raises(ArgumentError, match="has layer annotations already"):
+        modelexport.annotate_layers(result.onnx_path, tmp_path / "again.onnx", "encoder")
+
+
+@pytest.mark.parametrize("pattern", ["", "a(b", "encoder, pooler", "x=y"])
+def test_a_pattern_that_cannot_be_an_annotation(pattern: str, tmp_path: Path) -> None:
+    path, _, _ = export("bert", "fx", tmp_path)
+    with pytest.raises(ArgumentError, match="cannot be a layer annotation"):
+        modelexport.annotate_layers(path, tmp_path / "placed.onnx", pattern)
+    assert not (tmp_path / "placed.onnx").exists()
+
+
+def test_the_command_for_layer_annotations(tmp_path: Path) -> None:
+    path, _, _ = export("bert", "fx", tmp_path)
+    out = tmp_path / "placed.onnx"
+    common = ["select", str(path), "pooler", "--format", "layer-annotations"]
+    result = CliRunner().invoke(main, [*common, "--output-file", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "cpu(=pooler)" in result.stdout
+    assert set(annotations(out).values()) == {"pooler"}
+    for wrong in (["--invert", "--output-file", str(tmp_path / "b.onnx")], []):
+        result = CliRunner().invoke(main, [*common, *wrong])
+        assert result.exit_code == 2
+        assert "--output-file" in result.stderr

@@ -18,6 +18,7 @@ Buffer = bytes | memoryview
 # Field numbers of onnx.proto, fixed by the ONNX specification.
 MODEL_GRAPH, MODEL_FUNCTIONS = 7, 25
 GRAPH_NODE, GRAPH_INITIALIZER, _GRAPH_OUTPUT = 1, 5, 12
+_NODE_METADATA = 9
 ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _VALUE_NAME = 1
 _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 9, 13, 14
@@ -198,6 +199,31 @@ def with_outputs(data: Buffer, names: Iterable[str]) -> list[Buffer]:
     added = [chunk for value in values for chunk in delimited(_GRAPH_OUTPUT, value)]
     return edit_inside(
         data, 0, len(data), MODEL_GRAPH, lambda graph: [data[graph.payload : graph.end], *added]
+    )
+
+
+def with_node_metadata(data: Buffer, key: str, values: Sequence[str | None]) -> list[Buffer]:
+    """Copy a model, in chunks, with an entry in the metadata of nodes of its main graph.
+
+    Args:
+        data: The file.
+        key: The key of the entry.
+        values: The value for each node, in file order; None for a node that gets no entry.
+    """
+    remaining = iter(values)
+
+    def edit_node(node: Field) -> list[Buffer]:
+        value = next(remaining)
+        # The metadata is the last field of a node.
+        added = [] if value is None else delimited(_NODE_METADATA, entry(key, value))
+        return [data[node.payload : node.end], *added]
+
+    return edit_inside(
+        data,
+        0,
+        len(data),
+        MODEL_GRAPH,
+        lambda graph: edit_inside(data, graph.payload, graph.end, GRAPH_NODE, edit_node),
     )
 
 

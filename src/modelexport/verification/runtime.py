@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import math
@@ -31,6 +32,9 @@ _LEVELS = {
 }
 _SAVED_DATA = "session.optimized_model_external_initializers_file_name"
 _SAVED_DATA_FROM = "session.optimized_model_external_initializers_min_size_in_bytes"
+ANNOTATION = "layer_ann"
+"""The key of a node's layer annotation in its metadata."""
+ASSIGNMENT = "session.layer_assignment_settings"
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _ERRORS_ONLY = 4
 _SMALLEST_SAVED = 1024
@@ -186,6 +190,32 @@ def check_provider(provider: str) -> None:
             f"this ONNX Runtime has no provider {provider!r}",
             hint=f"it has {', '.join(available)}",
         )
+
+
+@functools.cache
+def supports_layer_annotations() -> bool:
+    """Return whether the installed ONNX Runtime assigns nodes to devices by their annotations.
+
+    One that does refuses a malformed setting, one that does not ignores it.
+
+    Raises:
+        SourceError: If ONNX Runtime is not installed.
+    """
+    runtime = import_onnxruntime()
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", [value], [result])
+    opset = [onnx.helper.make_opsetid("", 18)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+    options = runtime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry(ASSIGNMENT, "malformed")
+    try:
+        runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+    except Exception:
+        return True
+    return False
 
 
 def _session_options(runtime: Any, settings: SessionSettings) -> Any:
