@@ -9,7 +9,7 @@ import msgspec
 
 from modelexport.errors import ArgumentError, FormatError
 from modelexport.graph.flat import pause_collector
-from modelexport.modules.lookup import ModuleIndex, Selection
+from modelexport.modules.lookup import ModuleIndex
 from modelexport.modules.record import ModuleRecord
 from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.model_file import (
@@ -146,19 +146,31 @@ def profile(
         measurement = Measurement(settings, feeds.values, runs, warmup)
         times = measure_kernels(model, measurement, on_step or (lambda _: None))
         modules = module_times(_records(model, feeds.values), times)
+    chosen = tuple(time for time in modules if time.path in wanted)
+    return _make_profile(path.name, measurement, feeds.source, times, chosen)
+
+
+def _make_profile(
+    name: str,
+    measurement: Measurement,
+    source: str,
+    times: KernelTimes,
+    modules: tuple[ModuleTime, ...],
+) -> Profile:
+    settings = measurement.settings
     return Profile(
-        file=path.name,
-        optimization=optimization,
-        provider=provider,
-        threads=threads,
-        inputs=feeds.source,
-        input_shapes={name: value.shape for name, value in feeds.values.items()},
-        runs=runs,
+        file=name,
+        optimization=settings.optimization,
+        provider=settings.provider,
+        threads=settings.threads,
+        inputs=source,
+        input_shapes={name: value.shape for name, value in measurement.feeds.items()},
+        runs=measurement.runs,
         **_totals(times),
         joined=times.joined,
         saved=times.saved,
         speed_ratio=times.speed_ratio,
-        modules=tuple(time for time in modules if time.path in wanted),
+        modules=modules,
     )
 
 
@@ -208,11 +220,9 @@ def _select(model: TaggedModel, module: str | None) -> set[str]:
     if module is None:
         return set(model.modules)
     index = ModuleIndex(model.modules, ())
-    selection = Selection(module, (), model.modules)
-    wanted = {path for path in model.modules if selection.has_module(path, index.carried_tag(path))}
-    if not wanted:
-        index.find(module)  # raises with suggestions
-    return wanted
+    index.require_match(module)
+    resolution = index.resolve(module)
+    return {path for path in model.modules if resolution.covers(path, index.carried_tag(path))}
 
 
 def module_times(records: Mapping[str, ModuleRecord], times: KernelTimes) -> list[ModuleTime]:

@@ -26,7 +26,7 @@ from modelexport.quantization.variants import (
     parse_target,
     stored_bytes,
 )
-from modelexport.retagging.retag import retag
+from modelexport.retagging.retag import RetagReport, retag
 from modelexport.tagged.model import load
 from modelexport.tagged.records import Sidecar
 
@@ -78,8 +78,7 @@ def quantize(
 ) -> QuantizeReport:
     """Quantize a tagged file with ONNX Runtime, and leave modules in float.
 
-    The tools run on a copy in which every node has a name. The result has a tag on every node;
-    `strip` restores what onnxruntime wrote.
+    The result has a tag on every node; `strip` restores what onnxruntime wrote.
 
     Args:
         path: The tagged file, or one with a sidecar. It is not changed.
@@ -87,17 +86,14 @@ def quantize(
         to: `int8-dynamic`, `int8-static` or `float16`.
         keep: The modules that stay in float: tags, module paths, aliases or globs.
         only: The modules that are quantized, if not all of them.
-        calibration: Samples for a static quantization: an `.npz` file with an array for each
-            input, a folder of such files, a mapping or a list of mappings. None for inputs like
-            those that the export recorded.
-        preprocess: Whether ONNX Runtime infers shapes and optimizes the graph first; by default
-            for `int8-static`.
+        calibration: Samples for `int8-static`: an `.npz` file with an array for each input, a
+            folder of such files, or one or more mappings. None for inputs like the recorded ones.
+        preprocess: Whether ONNX Runtime optimizes the graph first; by default for `int8-static`.
         max_error: The largest relative error at the outputs. Modules with the largest error per
             byte stay in float until it is reached.
-        depth: How deep the modules are that `max_error` chooses from; `a.b` is at depth 2,
-            containers that do not run aside. None for the shallowest depth that has several.
-        inputs: Samples to measure the error on; None for the calibration samples, and without
-            these the recorded inputs.
+        depth: How deep the modules are that `max_error` chooses from; `a.b` is at depth 2. None
+            for the shallowest depth that has several.
+        inputs: Samples to measure the error on; None for the calibration or recorded ones.
         on_step: Called with a line of progress.
 
     Returns:
@@ -105,15 +101,14 @@ def quantize(
 
     Raises:
         ArgumentError: A pattern matches nothing, nothing is left to quantize, the error cannot be
-            reached, a sample lacks an input, or the output would overwrite the input.
+            reached, or a sample lacks an input.
         FileError: A file cannot be read or written.
         FormatError: The file is not a model, has no tags, or does not run.
         SourceError: ONNX Runtime is not installed.
     """
     source, target = as_path(path), check_output_path(output_path)
-    kind, step = parse_target(to), on_step or (lambda _: None)
+    kind, limit, step = parse_target(to), check_limit(max_error), on_step or (lambda _: None)
     _check_files(source, target)
-    limit = check_limit(max_error)
     nodes_in_float(load(source), keep, only)  # refuses patterns before anything runs
     with transaction(target.parent) as stage:
         bench = Workbench(
@@ -125,14 +120,27 @@ def quantize(
         if limit is not None:
             choice = choose_kept(bench, in_float, limit, depth, step)
         # A data file is named after the model, and keeps its name beside the output.
-        quantized = stage.subfolder("quantized") / target.name
-        converted, error = _quantize(bench, choice.nodes, quantized, step)
-        retagged = retag(source, quantized, target, inputs=bench.samples.feeds[0], on_step=step)
+        return _write(bench, choice, stage.subfolder("quantized") / target.name, target, step)
+
+
+def _write(
+    bench: Workbench, choice: Choice, quantized: Path, target: Path, step: Callable[[str], None]
+) -> QuantizeReport:
+    """Quantize the chosen modules, and write the result with its map."""
+    converted, error = _quantize(bench, choice.nodes, quantized, step)
+    feeds = bench.samples.feeds[0]
+    retagged = retag(bench.original, quantized, target, inputs=feeds, on_step=step)
+    return _make_report(bench, choice, converted, error, retagged)
+
+
+def _make_report(
+    bench: Workbench, choice: Choice, converted: int, error: OutputError, retagged: RetagReport
+) -> QuantizeReport:
     return QuantizeReport(
-        onnx_path=target,
+        onnx_path=retagged.onnx_path,
         sidecar_path=retagged.sidecar_path,
         data_paths=retagged.data_paths,
-        to=kind,
+        to=bench.to,
         nodes=retagged.nodes,
         converted=converted,
         in_float=len(choice.nodes),
@@ -140,9 +148,9 @@ def quantize(
         modules=choice.modules,
         error=error,
         inputs=bench.samples.source,
-        calibration=bench.calibration.source if kind is Target.INT8_STATIC else None,
-        bytes_before=stored_bytes(source),
-        bytes_after=stored_bytes(target),
+        calibration=bench.calibration.source if bench.to is Target.INT8_STATIC else None,
+        bytes_before=stored_bytes(bench.original),
+        bytes_after=stored_bytes(retagged.onnx_path),
         notes=bench.notes,
         hierarchy=retagged.hierarchy,
     )

@@ -35,12 +35,10 @@ def measure_sensitivity(
     Args:
         path: The tagged file, or one with a sidecar.
         to: `int8-dynamic`, `int8-static` or `float16`.
-        depth: How deep the modules are; `a.b` is at depth 2, containers that do not run aside.
-            None for the shallowest depth that has several with nodes to convert.
+        depth: How deep the modules are; None for the shallowest depth that has several.
         only: The modules to measure: tags, module paths, aliases or globs. With `depth`, the
             modules below them at that depth.
-        inputs: Samples to measure on; None for the calibration samples, and without these the
-            inputs that the export recorded.
+        inputs: Samples to measure on; None for the calibration or recorded ones.
         calibration: Samples for a static quantization, as in `quantize`.
         preprocess: Whether ONNX Runtime preprocesses the model, as in `quantize`.
         resume: A JSON file that results are added to as they come, and read from if they are of
@@ -51,8 +49,7 @@ def measure_sensitivity(
         The modules that quantizing has an effect on, the largest error first.
 
     Raises:
-        ArgumentError: A pattern matches nothing, no node can be converted, or a sample lacks an
-            input.
+        ArgumentError: A pattern matches nothing, or no node can be converted.
         FileError: A file cannot be read or written.
         FormatError: A file is not a model, has no tags, or does not run.
         SourceError: ONNX Runtime is not installed.
@@ -67,29 +64,48 @@ def measure_sensitivity(
             preprocess=preprocess, calibration=calibration, inputs=inputs, step=step,
         )  # fmt: skip
         results = open_results(resume, bench)
-        model, converted = bench.prepared.model, bench.converted_nodes()
-        if only and depth is None:
-            candidates = matching_modules(model, only)
-        else:
-            within = find_nodes(model, only) if only else range(len(model.graph.nodes))
-            depth, candidates = split_modules(model, within, converted, depth)
-        candidates = [each for each in candidates if not converted.isdisjoint(each.nodes)]
-        if not candidates:
-            raise nothing_to_convert(source.name, kind)
+        converted = bench.converted_nodes()
+        depth, candidates = _choose(bench, only, depth, converted)
         union = frozenset().union(*(each.nodes for each in candidates))
         whole = measure_one(bench, Candidate("", False, union), converted, results)
         measured = measure_all(bench, candidates, converted, results, step)
-        rows = [row for row in measured if row.has_effect]
+    return _summarize(bench, depth, whole, measured)
+
+
+def _summarize(
+    bench: Workbench,
+    depth: int | None,
+    whole: ModuleSensitivity,
+    measured: Sequence[ModuleSensitivity],
+) -> Sensitivity:
+    """Rank the modules that quantizing has an effect on."""
+    rows = (row for row in measured if row.has_effect)
     return Sensitivity(
-        file=source.name,
-        to=kind,
+        file=bench.original.name,
+        to=bench.to,
         depth=depth,
         inputs=bench.samples.source,
-        calibration=bench.calibration.source if kind is Target.INT8_STATIC else None,
+        calibration=bench.calibration.source if bench.to is Target.INT8_STATIC else None,
         whole=whole,
         modules=tuple(sorted(rows, key=lambda row: (-row.size, row.module))),
         notes=bench.notes,
     )
+
+
+def _choose(
+    bench: Workbench, only: Sequence[str], depth: int | None, converted: Set[int]
+) -> tuple[int | None, list[Candidate]]:
+    """Return the modules to measure that have nodes to convert, and their depth."""
+    model = bench.prepared.model
+    if only and depth is None:
+        candidates = matching_modules(model, only)
+    else:
+        within = find_nodes(model, only) if only else range(len(model.graph.nodes))
+        depth, candidates = split_modules(model, within, converted, depth)
+    candidates = [each for each in candidates if not converted.isdisjoint(each.nodes)]
+    if not candidates:
+        raise nothing_to_convert(bench.original.name, bench.to)
+    return depth, candidates
 
 
 def check_depth(depth: object) -> None:

@@ -87,7 +87,6 @@ def verify(
     path = as_path(path)
     runnable = _runnable(model)
     sets = [_bind(model, runnable, inputs) for inputs in (example_inputs, *further_inputs)]
-    given = len(sets)
     sets += random_input_sets(sets[0], random_inputs, seed)
     import_onnxruntime()  # fail early, before the model runs
     with pause_collector(), open_tagged(path) as file:
@@ -95,10 +94,9 @@ def verify(
             file.modules.require_match(module)
         for name in external_files(file.proto):
             require_data_file(path, name)
-        step = on_step or (lambda _: None)
-        is_program = isinstance(model, ExportedProgram)
+        step, is_program = on_step or (lambda _: None), isinstance(model, ExportedProgram)
         verifier = _Verifier(file, runnable, is_program, Gaps(file), tolerance, step)
-        runs = verifier.prepare(sets, given)
+        runs = verifier.prepare(sets, 1 + len(further_inputs))
         modules = verifier.compare_all(runs)
         wanted = _select(file, {parity.module for parity in modules}, module)
     compared = tuple(parity for parity in modules if parity.module in wanted)
