@@ -78,8 +78,9 @@ def test_architectures(name: str, strategy: str, tmp_path: Path) -> None:
             without_names.append(judge_without_names(path, changed, matched, tmp_path))
         elif tool in INT_TOOLS:
             quantized.append(judge_quantized(path, out, others))
-    assert share_right(without_names) >= 0.995
-    assert share_right(quantized) >= 0.97  # over all architectures, 0.99: see the sweep
+    # For a single model; over all of them, 0.995 and 0.99 are the least that is acceptable.
+    assert share_right(without_names) >= 0.99
+    assert share_right(quantized) >= 0.97
 
 
 @pytest.mark.parametrize(("name", "strategy"), cases(*ZOO))
