@@ -19,6 +19,7 @@ from modelexport.onnx_file.wire import (
     edit_inside,
     entry,
     fields,
+    messages,
     read_varint,
     replace_fields,
 )
@@ -99,9 +100,15 @@ def _rename_entry(
 
 def _edit_nodes(data: Buffer, parent: Field, number: int, doc_edit: DocEdit) -> list[Buffer]:
     """Edit the nodes of a graph or function, which are its fields of this number."""
-    return edit_inside(
-        data, parent.payload, parent.end, number, lambda node: _edit_node(data, node, doc_edit)
-    )
+    chunks: list[Buffer] = []
+    kept_from = parent.payload
+    for node in messages(data, parent.payload, parent.end, number):
+        if kept_from < node.start:
+            chunks.append(data[kept_from : node.start])
+        chunks += delimited(number, _edit_node(data, node, doc_edit))
+        kept_from = node.end
+    chunks.append(data[kept_from : parent.end])
+    return chunks
 
 
 def _edit_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:

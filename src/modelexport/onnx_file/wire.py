@@ -77,34 +77,36 @@ def fields(data: Buffer, position: int, end: int) -> Iterator[Field]:
 
 def graphs(data: Buffer) -> Iterator[Field]:
     """Iterate over the main graph: one field, but several in files that were concatenated."""
-    return _messages(data, 0, len(data), MODEL_GRAPH)
+    return messages(data, 0, len(data), MODEL_GRAPH)
 
 
 def initializers(data: Buffer, graph: Field) -> Iterator[Field]:
     """Iterate over the fields of the initializers of a graph, in file order."""
-    return _messages(data, graph.payload, graph.end, GRAPH_INITIALIZER)
+    return messages(data, graph.payload, graph.end, GRAPH_INITIALIZER)
 
 
 def nodes(data: Buffer, graph: Field) -> Iterator[Field]:
     """Iterate over the fields of the nodes of a graph, in file order."""
-    return _messages(data, graph.payload, graph.end, GRAPH_NODE)
+    return messages(data, graph.payload, graph.end, GRAPH_NODE)
 
 
-def _messages(data: Buffer, position: int, end: int, number: int) -> Iterator[Field]:
-    """Iterate over the messages of one number below 16, stepping over all others quickly."""
+def messages(data: Buffer, position: int, end: int, number: int) -> Iterator[Field]:
+    """Iterate over the messages in the fields of one number below 16, faster than `fields`."""
     wanted = number << 3 | BYTES
     while position < end:
         start, key = position, data[position]
-        if key & 0x87 == BYTES and key != wanted:
-            length, position = read_varint(data, position + 1, end)
-            position += length
-            if position > end:
-                raise cut_short()
+        if key & 0x87 != BYTES:
+            field = next(fields(data, position, end))
+            position = field.end
+            if field.is_bytes(number):
+                yield field
             continue
-        field = next(fields(data, position, end))
-        position = field.end
+        length, payload = read_varint(data, position + 1, end)
+        position = payload + length
+        if position > end:
+            raise cut_short()
         if key == wanted:
-            yield Field(number, BYTES, start, field.payload, field.end)
+            yield Field(number, BYTES, start, payload, position)
 
 
 def raw_data(data: Buffer, tensor: Field) -> Buffer | None:
