@@ -98,7 +98,7 @@ def _annotations(
     if unusable is not None or not patterns:
         raise ArgumentError(
             f"{unusable or ''!r} cannot be a layer annotation",
-            hint="name modules by their path, such as encoder.layer.0",
+            hint="name modules by their path, such as blocks.0",
         )
     found: dict[int, str] = {}
     for pattern in patterns:

@@ -203,9 +203,8 @@ def supports_layer_annotations() -> bool:
     """
     runtime = import_onnxruntime()
     value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
-    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
-    node = onnx.helper.make_node("Identity", ["x"], ["y"])
-    graph = onnx.helper.make_graph([node], "g", [value], [result])
+    stored = onnx.helper.make_tensor("x", onnx.TensorProto.FLOAT, [1], [0.0])
+    graph = onnx.helper.make_graph([], "g", [], [value], [stored])
     opset = [onnx.helper.make_opsetid("", 18)]
     model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
     options = runtime.SessionOptions()
