@@ -30,7 +30,7 @@ class Candidate(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A text that tells it from all others, for records of results."""
+        """A key that is unique among the modules of a file, for recorded results."""
         return f"{self.title} {record_digest(sorted(self.nodes))}"
 
 

@@ -198,7 +198,7 @@ def find_nodes(
 
 
 def as_patterns(patterns: str | Sequence[str]) -> Sequence[str]:
-    """Return the patterns that a caller gave, of which the empty text is the root.
+    """Return the given patterns as a sequence; an empty pattern is the root.
 
     Raises:
         ArgumentTypeError: It is neither a text nor a list.

@@ -62,7 +62,7 @@ class RetagReport(msgspec.Struct, frozen=True):
 
     @property
     def nodes(self) -> int:
-        """The number of nodes, all of which have a tag."""
+        """The number of nodes; each has a tag."""
         return self.hierarchy.statistics.nodes
 
     @property

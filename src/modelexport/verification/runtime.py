@@ -247,7 +247,7 @@ def _as_format_error(problem: str, error: Exception) -> FormatError:
 
 
 def _input_dtype(info: Any) -> np.dtype[Any] | None:
-    """Return the dtype of an input; None if it is no tensor, or numpy has no such type."""
+    """Return the dtype of an input; None for an input that numpy has no dtype for."""
     name = info.type.removeprefix("tensor(").removesuffix(")").upper()
     try:
         return onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name))
