@@ -32,26 +32,34 @@ Types = dict[str, tuple[str, str]]
 _Readable = int | float | str
 
 
-def attributes_text(attributes: Iterable[AttributeProto]) -> str:
+def attributes_text(attributes: Iterable[AttributeProto], most_values: int = _MOST_VALUES) -> str:
     """Write the attributes of a node as JSON; nothing if there are none.
 
     Numbers and texts are written as they are, everything else is described.
+
+    Args:
+        attributes: The attributes.
+        most_values: Up to how many values a tensor is written with them.
     """
-    values = {escape_name(each.name): _describe_attribute(each) for each in attributes}
+    values = {escape_name(each.name): _describe_attribute(each, most_values) for each in attributes}
     return escape_name(msgspec.json.encode(values).decode()) if values else ""
 
 
-def _describe_attribute(attribute: AttributeProto) -> _Readable | list[_Readable]:
+def _describe_attribute(
+    attribute: AttributeProto, most_values: int
+) -> _Readable | list[_Readable]:
     if attribute.ref_attr_name:
         return f"@{escape_name(attribute.ref_attr_name)}"
     try:
         value = onnx.helper.get_attribute_value(attribute)
     except ValueError:  # of a type that this version of ONNX does not know
         return "undefined"
-    return list(map(_readable, value)) if isinstance(value, list) else _readable(value)
+    if isinstance(value, list):
+        return [_readable(each, most_values) for each in value]
+    return _readable(value, most_values)
 
 
-def _readable(value: object) -> _Readable:
+def _readable(value: object, most_values: int) -> _Readable:
     """Return a number or text as it is, and a description of anything else."""
     match value:
         case int():
@@ -61,7 +69,7 @@ def _readable(value: object) -> _Readable:
         case bytes():
             return _text(value)
         case TensorProto():
-            return _describe_tensor(value)
+            return _describe_tensor(value, most_values)
         case onnx.SparseTensorProto():
             return f"sparse {dtype_name(value.values.data_type)}{shape_text(value.dims)}"
         case onnx.GraphProto():
@@ -87,9 +95,9 @@ def _text(value: bytes) -> str:
     return "base64:" + base64.b64encode(value).decode()
 
 
-def _describe_tensor(tensor: TensorProto) -> str:
+def _describe_tensor(tensor: TensorProto, most_values: int) -> str:
     text = dtype_name(tensor.data_type) + shape_text(tensor.dims)
-    if math.prod(tensor.dims) > _MOST_VALUES or tensor.data_type == TensorProto.STRING:
+    if math.prod(tensor.dims) > most_values or tensor.data_type == TensorProto.STRING:
         return text
     values = tensor_array(tensor)
     return text if values is None else f"{text} = {', '.join(map(str, values.reshape(-1)))}"

@@ -1,0 +1,120 @@
+"""Overlays: results by module, read from the JSON of other commands, to colour a picture with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from modelexport.errors import FileError, FormatError
+from modelexport.onnx_file.model_file import StrPath, as_path
+from modelexport.tagged.records import UNREADABLE
+
+_HINT = (
+    "pass the JSON that profile, verify, quantize --sensitivity or analyze writes with "
+    "--output-format json"
+)
+
+
+class Overlay(msgspec.Struct, frozen=True):
+    """A number for each of some modules.
+
+    Attributes:
+        name: What is shown.
+        unit: The unit of the numbers; may be empty.
+        aggregate: How the numbers of submodules combine: `sum` or `max`.
+        values: The numbers by module path. Those of a `sum` are without the submodules.
+    """
+
+    name: str
+    unit: str
+    aggregate: str
+    values: dict[str, float]
+
+
+def read_overlays(path: StrPath) -> list[Overlay]:
+    """Read the overlays in the JSON result of another command.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileError: It cannot be read.
+        FormatError: It is not a result with numbers by module.
+    """
+    source = as_path(path)
+    try:
+        result = msgspec.json.decode(source.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise FileError(f"cannot read {source}: {error.strerror}") from error
+    except UNREADABLE as error:
+        raise FormatError(f"{source} is not the result of a command: {error}", hint=_HINT) from error
+    for field, read in _READERS.items():
+        if field in result:
+            try:
+                overlays = [each for each in read(result) if each.values]
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise FormatError(f"{source} is damaged: {error!r}", hint=_HINT) from error
+            if overlays:
+                return overlays
+            raise FormatError(f"{source} has no numbers by module", hint=_HINT)
+    raise FormatError(f"{source} is not the result of a command that is known", hint=_HINT)
+
+
+def _profile(result: dict[str, Any]) -> list[Overlay]:
+    values = _values(result["modules"], "path", lambda row: row["own_ms"])
+    return [Overlay("latency", "ms", "sum", values)]
+
+
+def _verification(result: dict[str, Any]) -> list[Overlay]:
+    values = _values(result["modules"], "module", lambda row: row["max_abs"])
+    return [Overlay("difference from PyTorch", "", "max", values)]
+
+
+def _sensitivity(result: dict[str, Any]) -> list[Overlay]:
+    values = _values(result["modules"], "module", lambda row: (row["error"] or {}).get("relative"))
+    return [Overlay(f"error if quantized to {result['to']}", "", "max", values)]
+
+
+def _analysis(result: dict[str, Any]) -> list[Overlay]:
+    rows = result["modules"]
+    flops = {row["module"]: row["flops"] for row in rows if row.get("flops") is not None}
+    own = dict(flops)
+    for path in flops:
+        parent = path.rpartition(".")[0]
+        if path and parent in own:
+            own[parent] -= flops[path]
+    return [
+        Overlay("bytes", "B", "sum", _values(rows, "module", lambda row: row["own_bytes"])),
+        Overlay("nodes", "", "sum", _values(rows, "module", lambda row: row["own_nodes"])),
+        Overlay("operations", "FLOP", "sum", {path: float(own[path]) for path in own}),
+    ]
+
+
+_READERS: dict[str, Callable[[dict[str, Any]], list[Overlay]]] = {
+    "kernel_ms": _profile,
+    "outcomes": _verification,
+    "whole": _sensitivity,
+    "by_operator": _analysis,
+}
+"""How to read a result, by a field that only results of its kind have."""
+
+
+def _values(
+    rows: Sequence[dict[str, Any]], key: str, number: Callable[[dict[str, Any]], Any]
+) -> dict[str, float]:
+    """Return the numbers of modules; of several rows of one module, the greatest."""
+    values: dict[str, float] = {}
+    for path, value in _numbers(rows, key, number):
+        values[path] = max(value, values.get(path, value))
+    return values
+
+
+def _numbers(
+    rows: Sequence[dict[str, Any]], key: str, number: Callable[[dict[str, Any]], Any]
+) -> Iterable[tuple[str, float]]:
+    for row in rows:
+        value = number(row)
+        if value is not None:
+            yield str(row[key]), float(value)

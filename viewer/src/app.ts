@@ -1,0 +1,374 @@
+/** The page around the pictures: search, colours, breadcrumbs, links, help. */
+
+import { Model, type PageData } from "./data";
+import { button, clear, el, visible } from "./dom";
+import { type Aggregate, formatNumber, Overlay, type ScaleKind } from "./overlay";
+import { Pane } from "./pane";
+import type { Hit } from "./picture";
+import { type Found, search } from "./search";
+
+const HELP: [string, string][] = [
+  ["click", "open or close a box; select an operator or an edge"],
+  ["drag, wheel", "move the picture"],
+  ["Ctrl + wheel, + and -", "zoom"],
+  ["0", "show everything"],
+  ["/", "search"],
+  ["arrow keys", "go to the next box; with Shift, move the picture"],
+  ["Enter", "open or close the selected box"],
+  ["Esc", "go to the box around it"],
+  ["Alt + left, Alt + right", "back and forward"],
+];
+
+export class App {
+  private readonly panes: Pane[];
+  private active: Pane;
+  private readonly status = el("footer", { role: "status", "aria-live": "polite" });
+  private readonly crumbs = el("nav", { class: "crumbs", "aria-label": "where the selection is" });
+  private readonly tip = el("div", { class: "tip", role: "tooltip", hidden: true });
+  private readonly left = el("aside", { class: "left", "aria-label": "module tree" });
+  private readonly right = el("aside", { class: "right", "aria-label": "details" });
+  private readonly legend = el("div", { class: "legend", hidden: true });
+  private overlayIndex = -1;
+  private aggregate: Aggregate | null = null;
+  private scale: ScaleKind = "linear";
+  private applied = "";
+
+  constructor(
+    private readonly data: PageData,
+    root: HTMLElement,
+  ) {
+    const middle = el("main", { class: "panes" });
+    root.append(this.header(), this.left, el("div", { class: "middle" }, this.crumbs, middle, this.legend), this.right, this.status, this.tip);
+    this.panes = data.models.map(
+      (raw) =>
+        new Pane(
+          new Model(raw),
+          {
+            onChange: (pane) => this.onChange(pane),
+            onActivate: (pane) => this.activate(pane),
+            onHover: (pane, hit, x, y) => this.showTip(pane, hit, x, y),
+            onDraw: (pane) => this.showStatus(pane),
+          },
+          middle,
+          data.models.length > 1,
+        ),
+    );
+    this.active = this.panes[0];
+    this.activate(this.panes[0]);
+    this.showCrumbs();
+    this.showOverlay(data.overlays.length ? 0 : -1);
+    addEventListener("keydown", (event) => this.onKey(event));
+    addEventListener("hashchange", () => this.restore());
+    addEventListener("beforeprint", () => this.beforePrint());
+    addEventListener("afterprint", () => document.querySelector(".print")?.remove());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refreshTheme());
+    if (location.hash.length > 1) this.restore();
+  }
+
+  private header(): HTMLElement {
+    const depths = el("span", { class: "group", role: "group", "aria-label": "depth" }, el("span", { class: "label" }, "depth"));
+    for (const depth of [1, 2, 3, 4]) depths.append(button(String(depth), () => this.openToDepth(depth), { title: `open modules to depth ${depth}` }));
+    depths.append(button("all", () => this.openToDepth(Infinity), { title: "open everything" }));
+    const more = el("details", { class: "menu" }, el("summary", { title: "more" }, "☰ more"));
+    const menu = el("div", { class: "menu-items" });
+    menu.append(
+      this.check("modules without nodes", (on) => this.panes.forEach((p) => p.rebuild(() => (p.picture.showEmpty = on)))),
+      this.check("repeated modules one by one", (on) => this.panes.forEach((p) => p.rebuild(() => (p.picture.allUnstacked = on)))),
+      button("save as SVG", () => this.saveSvg()),
+      button("print", () => print()),
+      button("light or dark", () => this.toggleTheme()),
+      button("help", () => this.showHelp()),
+    );
+    more.append(menu);
+    addEventListener("pointerdown", (event) => {
+      if (!more.contains(event.target as Node)) more.open = false;
+    });
+    return el("header", {}, el("strong", { class: "brand" }, "modelexport"), this.searchBox(), depths, this.colors(), more);
+  }
+
+  private check(text: string, change: (on: boolean) => void): HTMLElement {
+    const box = el("input", { type: "checkbox" });
+    box.addEventListener("change", () => change(box.checked));
+    return el("label", { class: "check" }, box, text);
+  }
+
+  private colors(): HTMLElement {
+    const group = el("span", { class: "group colors" });
+    if (!this.data.overlays.length) return group;
+    const select = el("select", { "aria-label": "colour" }, el("option", { value: -1 }, "no colour"));
+    this.data.overlays.forEach((overlay, i) => select.append(el("option", { value: i }, visible(overlay.name))));
+    select.value = "0";
+    select.addEventListener("change", () => this.showOverlay(Number(select.value)));
+    const scale = el("select", { "aria-label": "scale" }, el("option", {}, "linear"), el("option", {}, "log"));
+    scale.addEventListener("change", () => {
+      this.scale = scale.value as ScaleKind;
+      this.showOverlay(this.overlayIndex, true);
+    });
+    const aggregate = el("select", { "aria-label": "over modules", class: "aggregate" }, el("option", {}, "sum"), el("option", {}, "max"));
+    aggregate.addEventListener("change", () => {
+      this.aggregate = aggregate.value as Aggregate;
+      this.showOverlay(this.overlayIndex, true);
+    });
+    group.append(el("span", { class: "label" }, "colour"), select, scale, aggregate);
+    return group;
+  }
+
+  private showOverlay(index: number, keep = false): void {
+    this.overlayIndex = index;
+    if (!keep && index >= 0) this.aggregate = this.data.overlays[index].aggregate;
+    const aggregate = document.querySelector<HTMLSelectElement>("select.aggregate");
+    if (aggregate && this.aggregate) aggregate.value = this.aggregate;
+    for (const pane of this.panes) {
+      const all = this.data.overlays.map(
+        (raw, i) => new Overlay(raw, pane.model, i === index && this.aggregate ? this.aggregate : raw.aggregate, this.scale),
+      );
+      pane.setOverlay(index < 0 ? null : all[index], all);
+    }
+    this.showLegend();
+  }
+
+  private showLegend(): void {
+    const overlay = this.active.overlay;
+    clear(this.legend);
+    const marks = this.panes.some((pane) => Object.keys(pane.model.raw.marks).length);
+    this.legend.hidden = !overlay && !marks;
+    if (overlay) {
+      const low = overlay.scale === "log" ? overlay.text(overlay.least) : formatNumber(0, overlay.raw.unit);
+      this.legend.append(
+        el("span", {}, visible(overlay.raw.name)),
+        el("span", { class: "note" }, low),
+        el("span", { class: "ramp" }),
+        el("span", { class: "note" }, overlay.text(overlay.most)),
+        el("span", { class: "note" }, `${overlay.aggregate === "sum" ? "sum over" : "maximum of"} submodules, ${overlay.scale}`),
+      );
+    }
+    if (marks) {
+      for (const mark of ["removed", "added", "changed"]) {
+        this.legend.append(el("span", { class: `swatch ${mark}` }), el("span", { class: "note" }, mark));
+      }
+    }
+  }
+
+  private searchBox(): HTMLElement {
+    const input = el("input", {
+      type: "search",
+      placeholder: "Search modules, operators, values, shapes ( / )",
+      "aria-label": "search",
+      role: "combobox",
+      "aria-expanded": "false",
+      "aria-controls": "results",
+      autocomplete: "off",
+      spellcheck: "false",
+    });
+    const list = el("ul", { id: "results", role: "listbox", class: "results", hidden: true });
+    let found: Found[] = [];
+    let at = 0;
+    const mark = (): void => {
+      [...list.querySelectorAll<HTMLElement>("[role=option]")].forEach((row, i) => {
+        row.setAttribute("aria-selected", String(i === at));
+        if (i === at) {
+          row.scrollIntoView({ block: "nearest" });
+          input.setAttribute("aria-activedescendant", row.id);
+        }
+      });
+    };
+    const hide = (): void => {
+      list.hidden = true;
+      input.setAttribute("aria-expanded", "false");
+    };
+    const choose = (i: number): void => {
+      const entry = found[i];
+      if (!entry) return;
+      hide();
+      this.goTo(entry);
+      this.active.picture.canvas.focus();
+    };
+    const update = (): void => {
+      const result = search(this.active.model, input.value);
+      found = result.found;
+      at = 0;
+      clear(list);
+      found.forEach((entry, i) => {
+        const row = el(
+          "li",
+          { role: "option", id: `result-${i}` },
+          el("span", { class: "kind" }, entry.kind),
+          el("span", { class: "name" }, visible(entry.text)),
+          el("span", { class: "note" }, visible(entry.note)),
+        );
+        row.addEventListener("pointerdown", (event) => {
+          event.preventDefault();
+          choose(i);
+        });
+        list.append(row);
+      });
+      const text = input.value.trim() && !found.length ? "nothing found" : result.total > found.length ? `${result.total} found, the best are shown` : "";
+      if (text) list.append(el("li", { class: "note" }, text));
+      list.hidden = !input.value.trim();
+      input.setAttribute("aria-expanded", String(!list.hidden));
+      mark();
+    };
+    input.addEventListener("input", update);
+    input.addEventListener("focus", () => input.value.trim() && update());
+    input.addEventListener("blur", hide);
+    input.addEventListener("keydown", (event) => {
+      if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+        at = (at + (event.key === "ArrowDown" ? 1 : -1) + found.length) % Math.max(1, found.length);
+        mark();
+        event.preventDefault();
+      } else if (event.key === "Enter") choose(at);
+      else if (event.key === "Escape") {
+        input.value = "";
+        hide();
+        this.active.picture.canvas.focus();
+      }
+      event.stopPropagation();
+    });
+    return el("span", { class: "search" }, input, list);
+  }
+
+  private goTo(entry: Found): void {
+    const pane = this.active;
+    if (entry.kind === "module") pane.selectModule(entry.module);
+    else if (entry.kind === "node") pane.select({ kind: "box", box: pane.model.boxOfNode(entry.node) });
+    else pane.select({ kind: "value", value: entry.value });
+  }
+
+  private activate(pane: Pane): void {
+    if (this.active === pane && this.left.contains(pane.treeElement)) return;
+    this.active = pane;
+    this.left.replaceChildren(pane.treeElement);
+    this.right.replaceChildren(pane.detailsElement);
+    this.panes.forEach((each) => each.element.classList.toggle("active", each === pane));
+    this.showCrumbs();
+    this.showStatus(pane);
+  }
+
+  private onChange(pane: Pane): void {
+    this.activate(pane);
+    for (const other of this.panes) if (other !== pane) this.follow(pane, other);
+    this.showCrumbs();
+    this.applied = pane.link();
+    if (location.hash !== this.applied) location.hash = this.applied;
+  }
+
+  /** Open and select in another model what has the same name there. */
+  private follow(pane: Pane, other: Pane): void {
+    other.restore(pane.link());
+  }
+
+  private restore(): void {
+    if (location.hash === this.applied) return;
+    this.applied = location.hash;
+    for (const pane of this.panes) pane.restore(location.hash);
+    this.showCrumbs();
+  }
+
+  private showCrumbs(): void {
+    const { model } = this.active;
+    clear(this.crumbs);
+    const module = this.active.selectedModule();
+    const chain: number[] = [];
+    for (let m = module; m >= 0; m = model.raw.modules.parent[m]) chain.push(m);
+    const root = model.modulePaths.length ? model.className(0) || model.file : model.file;
+    if (!chain.length) this.crumbs.append(el("span", {}, visible(root)));
+    chain.reverse().forEach((m, i) => {
+      if (i) this.crumbs.append(el("span", { class: "note", "aria-hidden": "true" }, "›"));
+      const name = m === 0 ? root : model.text(model.raw.modules.name[m]);
+      this.crumbs.append(button(name, () => this.active.selectModule(m), { class: "link" }));
+    });
+  }
+
+  private showStatus(pane: Pane): void {
+    if (pane !== this.active) return;
+    const { picture, model } = pane;
+    const key = pane.selectedKey();
+    const index = key === null ? undefined : picture.scene.byKey.get(key);
+    const item = index === undefined ? null : picture.scene.drawn[index].item;
+    const boxes = picture.scene.drawn.length - 1;
+    const text = `${boxes.toLocaleString("en-US")} boxes for ${model.nodeCount.toLocaleString("en-US")} nodes`;
+    const selected = item ? `, selected: ${item.title} ${item.subtitle}` : "";
+    const line = visible(text + selected);
+    if (this.status.textContent !== line) this.status.textContent = line;
+  }
+
+  private showTip(pane: Pane, hit: Hit, x: number, y: number): void {
+    const { model } = pane;
+    const lines: string[] = [];
+    if (hit?.kind === "values") {
+      for (const value of hit.values.slice(0, 6)) lines.push(`${model.valueNames[value]}  ${model.type(value)}`);
+      if (hit.values.length > 6) lines.push(`and ${hit.values.length - 6} more`);
+    } else if (hit) {
+      const { item } = hit.drawn;
+      const heat = pane.overlay?.heat(item);
+      if (item.kind === "input" || item.kind === "output") lines.push(`${item.kind} ${model.valueNames[item.subject]}`, model.type(item.subject));
+      else if (item.boxes.length && !hit.drawn.open) {
+        const module = model.moduleOf(item.boxes[0]);
+        lines.push(module >= 0 ? model.modulePaths[module] || "(root)" : item.title);
+        lines.push(item.kind === "operator" ? model.op(item.boxes[0] - model.groupCount) : model.className(module));
+        const nodes = item.boxes.reduce((sum, box) => sum + model.nodesIn(box).length, 0);
+        if (item.kind !== "operator") lines.push(`${nodes} ${nodes === 1 ? "node" : "nodes"}`);
+      }
+      if (heat) lines.push(`${pane.overlay!.raw.name}: ${heat.text}`);
+    }
+    this.tip.hidden = !lines.length;
+    if (!lines.length) return;
+    this.tip.replaceChildren(...lines.filter(Boolean).map((text) => el("div", {}, visible(text))));
+    const { innerWidth, innerHeight } = window;
+    this.tip.style.left = `${Math.min(x + 14, innerWidth - this.tip.offsetWidth - 8)}px`;
+    this.tip.style.top = `${Math.min(y + 16, innerHeight - this.tip.offsetHeight - 8)}px`;
+  }
+
+  private openToDepth(depth: number): void {
+    let complete = true;
+    for (const pane of this.panes) complete = pane.openToDepth(depth) && complete;
+    if (!complete) this.status.textContent = "Too many boxes to open all of them: open further ones by a click.";
+  }
+
+  private saveSvg(): void {
+    const text = new XMLSerializer().serializeToString(this.active.picture.svg());
+    const url = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+    const link = el("a", { href: url, download: `${this.active.model.file.replace(/\.onnx$/, "")}.svg` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(url), 10000);
+  }
+
+  private beforePrint(): void {
+    document.body.append(el("div", { class: "print" }, ...this.panes.map((pane) => pane.picture.svg())));
+  }
+
+  private toggleTheme(): void {
+    const { dataset } = document.documentElement;
+    const dark = dataset["theme"] ? dataset["theme"] === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    dataset["theme"] = dark ? "light" : "dark";
+    this.refreshTheme();
+  }
+
+  private refreshTheme(): void {
+    this.panes.forEach((pane) => pane.picture.refreshTheme());
+  }
+
+  private showHelp(): void {
+    const dialog = el("dialog", { class: "help", "aria-label": "help" }, el("h2", {}, "Keys and mouse"));
+    const list = el("dl");
+    for (const [key, text] of HELP) list.append(el("dt", {}, key), el("dd", {}, text));
+    dialog.append(list, button("close", () => dialog.close()));
+    dialog.addEventListener("close", () => dialog.remove());
+    document.body.append(dialog);
+    dialog.showModal();
+  }
+
+  private onKey(event: KeyboardEvent): void {
+    const target = event.target as HTMLElement;
+    if (target.matches("input, select, textarea")) return;
+    if (event.key === "/") {
+      document.querySelector<HTMLInputElement>("input[type=search]")?.focus();
+      event.preventDefault();
+    } else if (event.key === "?") this.showHelp();
+  }
+
+  /** What tests read: the pictures as they are drawn. */
+  inspect(): { panes: Pane[] } {
+    return { panes: this.panes };
+  }
+}

@@ -1,0 +1,427 @@
+/** The content of an open box: the items in it, and the edges between them. */
+
+import { Kind, type Model } from "./data";
+
+export type ItemKind = "module" | "operator" | "subgraph" | "stack" | "input" | "output" | "empty";
+
+/** Something drawn inside a box. */
+export interface Item {
+  /** Identifies the item in the whole picture. */
+  key: string;
+  kind: ItemKind;
+  /** Its boxes: one, or those of a stack; none for a graph's input or output. */
+  boxes: number[];
+  /** The value of an input or output; the module of an empty one; else -1. */
+  subject: number;
+  title: string;
+  subtitle: string;
+  /** Initializers and constants that an operator reads. */
+  chips: string[];
+  /** Whether a click opens it. */
+  canOpen: boolean;
+  /** Position in file order. */
+  rank: number;
+}
+
+/** Values that go the same way: from one item to others, or through the border of the box. */
+export interface Link {
+  values: number[];
+  /** The index of the item, or -1 where the values come in through the border. */
+  from: number;
+  to: number[];
+  /** Whether the values also leave through the border. */
+  leaves: boolean;
+}
+
+export interface Content {
+  items: Item[];
+  links: Link[];
+  /** The values that come in and go out through the border. */
+  entering: number[];
+  leaving: number[];
+}
+
+export interface Choices {
+  isOpen(box: number): boolean;
+  /** Whether repeated members of a box are drawn one by one. */
+  isUnstacked(box: number): boolean;
+  /** Whether modules without nodes are drawn. */
+  showEmpty: boolean;
+}
+
+const LEAST_STACK = 3;
+const MOST_CHIPS = 3;
+
+/** Tells repeated structure: boxes with equal numbers have equal classes, names and operators. */
+export class Shapes {
+  private readonly known = new Map<number, number>();
+  private readonly ids = new Map<string, number>();
+
+  constructor(private readonly model: Model) {}
+
+  of(box: number): number {
+    const found = this.known.get(box);
+    if (found !== undefined) return found;
+    const { model } = this;
+    const text: string[] = [];
+    if (model.isNode(box)) {
+      const node = box - model.groupCount;
+      text.push(model.op(node), String(model.inputs.of(node).length));
+    } else text.push(model.className(model.moduleOf(box)));
+    for (const inner of model.children.of(box)) {
+      text.push(model.isNode(inner) ? "" : model.boxName(inner), String(this.of(inner)));
+    }
+    const key = text.join("\n");
+    const id = this.ids.get(key) ?? this.ids.size;
+    this.ids.set(key, id);
+    this.known.set(box, id);
+    return id;
+  }
+}
+
+/** Builds the content of boxes. */
+export class ContentBuilder {
+  private readonly shapes: Shapes;
+  private readonly itemOf: Int32Array;
+  /** For each node 0 if it was not asked for, 1 if it is drawn as a box, 2 if in its consumers. */
+  private readonly folding: Uint8Array;
+
+  constructor(private readonly model: Model) {
+    this.shapes = new Shapes(model);
+    this.itemOf = new Int32Array(model.nodeCount);
+    this.folding = new Uint8Array(model.nodeCount);
+  }
+
+  build(box: number, choices: Choices): Content {
+    const members = this.members(box);
+    const single = members.map((inner) => [inner]);
+    let groups = single;
+    if (!choices.isUnstacked(box)) {
+      const runs = this.runs(box, members, choices);
+      if (runs.length) groups = this.contract(box, members, runs);
+    }
+    const items = groups.map((boxes) => this.item(boxes));
+    if (choices.showEmpty) items.push(...this.emptyModules(box));
+    return this.connect(box, items);
+  }
+
+  /** The boxes inside a box that are drawn as items: all but constants drawn in their consumers. */
+  private members(box: number): number[] {
+    const { model } = this;
+    return [...model.children.of(box)].filter(
+      (inner) => !model.isNode(inner) || !this.isFolded(inner - model.groupCount),
+    );
+  }
+
+  /** Whether a node is drawn as a line in the boxes of its consumers: it reads nothing. */
+  isFolded(node: number): boolean {
+    if (!this.folding[node]) this.folding[node] = this.canFold(node) ? 2 : 1;
+    return this.folding[node] === 2;
+  }
+
+  private canFold(node: number): boolean {
+    const { model } = this;
+    const box = model.boxOfNode(node);
+    if (model.inputs.of(node).length || model.children.of(box).length) return false;
+    let used = false;
+    for (const value of model.outputs.of(node)) {
+      if (model.outputOf.has(value)) return false;
+      for (const consumer of model.consumers.of(value)) {
+        if (model.parent[model.boxOfNode(consumer)] !== model.parent[box]) return false;
+        used = true;
+      }
+    }
+    return used;
+  }
+
+  /** Runs of closed members whose names are consecutive numbers and that have equal structure. */
+  private runs(box: number, members: number[], choices: Choices): number[][] {
+    const { model } = this;
+    const runs: number[][] = [];
+    const last = new Map<string, { run: number[]; number: number; shape: number }>();
+    for (const inner of members) {
+      if (model.isNode(inner) || model.kind(inner) !== Kind.module || choices.isOpen(inner)) continue;
+      const name = model.boxName(inner);
+      const match = /^(.*?)(\d+)( \(call \d+\))?$/.exec(name);
+      const call = model.callOf(inner);
+      if (!match && call < 0) continue;
+      // calls of one module are numbered as members of a list are
+      const prefix = call >= 0 ? `${model.modulePaths[model.moduleOf(inner)]}#` : match![1];
+      const number = call >= 0 ? call : Number(match![2]);
+      if (call < 0 && prefix && !prefix.endsWith(".")) continue;
+      const shape = this.shapes.of(inner);
+      const known = last.get(prefix);
+      if (known && known.number + 1 === number && known.shape === shape) {
+        known.run.push(inner);
+        known.number = number;
+      } else {
+        const run = [inner];
+        runs.push(run);
+        last.set(prefix, { run, number, shape });
+      }
+    }
+    return box < 0 ? [] : runs.filter((run) => run.length >= LEAST_STACK);
+  }
+
+  /** Draw runs as stacks, unless other members lie on a way out of the stack and back into it. */
+  private contract(box: number, members: number[], runs: number[][]): number[][] {
+    const content = this.connect(
+      box,
+      members.map((inner) => this.item([inner])),
+    );
+    const after: number[][] = content.items.map(() => []);
+    for (const link of content.links) if (link.from >= 0) after[link.from].push(...link.to);
+    const index = new Map(members.map((inner, i) => [inner, i]));
+    const stacked = new Map<number, number[]>();
+    for (const run of runs) {
+      const inside = new Set(run.map((inner) => index.get(inner)!));
+      const highest = Math.max(...[...inside].map((i) => content.items[i].rank));
+      const seen = new Set<number>();
+      const pending = [...inside].flatMap((i) => after[i]).filter((i) => !inside.has(i));
+      let returns = false;
+      while (pending.length && !returns) {
+        const i = pending.pop()!;
+        if (seen.has(i) || content.items[i].rank > highest) continue;
+        seen.add(i);
+        for (const next of after[i]) {
+          if (inside.has(next)) returns = true;
+          else pending.push(next);
+        }
+      }
+      if (!returns) for (const inner of run) stacked.set(inner, run);
+    }
+    const groups: number[][] = [];
+    for (const inner of members) {
+      const run = stacked.get(inner);
+      if (!run) groups.push([inner]);
+      else if (run[0] === inner) groups.push(run);
+    }
+    return groups;
+  }
+
+  private item(boxes: number[]): Item {
+    const { model } = this;
+    const box = boxes[0];
+    const item: Item = {
+      key: `b${box}`,
+      kind: "module",
+      boxes,
+      subject: -1,
+      title: model.boxName(box),
+      subtitle: "",
+      chips: [],
+      canOpen: true,
+      rank: this.rank(box),
+    };
+    if (boxes.length > 1) {
+      const end = boxes[boxes.length - 1];
+      const call = model.callOf(box);
+      item.key = `s${box}-${end}`;
+      item.kind = "stack";
+      const tail = call >= 0 ? String(model.callOf(end)) : model.boxName(end).split(".").pop()!;
+      item.title = `${item.title.replace(/\)$/, "")} … ${tail}${call >= 0 ? ")" : ""} × ${boxes.length}`;
+      item.subtitle = model.className(model.moduleOf(box));
+    } else if (model.isNode(box)) {
+      item.kind = "operator";
+      item.canOpen = model.children.of(box).length > 0;
+      item.chips = this.chips(box - model.groupCount);
+    } else if (model.kind(box) !== Kind.module) {
+      item.kind = "subgraph";
+      item.subtitle = model.kind(box) === Kind.function ? "function" : "subgraph";
+    } else {
+      const only = this.onlyNode(box);
+      item.subtitle = only >= 0 ? model.op(only) : model.className(model.moduleOf(box));
+      if (only >= 0) {
+        item.canOpen = false;
+        item.chips = this.chips(only);
+      }
+    }
+    return item;
+  }
+
+  /** The node of a module of one operator; -1 for other boxes. */
+  onlyNode(box: number): number {
+    const { model } = this;
+    if (model.isNode(box) || box === 0) return -1;
+    const members = this.members(box);
+    if (members.length !== 1 || !model.isNode(members[0])) return -1;
+    return model.children.of(members[0]).length ? -1 : members[0] - model.groupCount;
+  }
+
+  private rank(box: number): number {
+    const nodes = this.model.nodesIn(box);
+    return nodes.length ? nodes.reduce((a, b) => Math.min(a, b)) : this.model.nodeCount;
+  }
+
+  /** Short texts for the initializers and constants that a node reads. */
+  private chips(node: number): string[] {
+    const { model } = this;
+    const chips: string[] = [];
+    for (const value of model.inputs.of(node)) {
+      const producer = model.producer[value];
+      if (producer < 0 && model.isInitializer[value]) {
+        const name = model.valueNames[value].split(/[./]/).pop()!;
+        chips.push(`${shorten(name, 18)} ${model.shape(value)}`);
+      } else if (producer >= 0 && this.isFolded(producer)) {
+        const shown = Object.values(model.attributesOf(producer))[0];
+        const tail = typeof shown === "string" ? shown.split(" = ").pop()! : String(shown ?? "");
+        chips.push(shorten(tail || model.shape(value), 24));
+      }
+    }
+    if (chips.length <= MOST_CHIPS) return chips;
+    return [...chips.slice(0, MOST_CHIPS - 1), `and ${chips.length - MOST_CHIPS + 1} more`];
+  }
+
+  /** Modules without nodes, drawn in the box of the nearest module around them. */
+  private emptyModules(box: number): Item[] {
+    const { model } = this;
+    if (model.isNode(box) || model.kind(box) !== Kind.module) return [];
+    const module = model.moduleOf(box);
+    if (module < 0 || model.boxesOfModule(module)[0] !== box) return [];
+    const items: Item[] = [];
+    const pending = [...model.moduleChildren.of(module)].reverse();
+    while (pending.length) {
+      const m = pending.pop()!;
+      if (model.boxesOfModule(m).length) continue;
+      const status = model.status(m);
+      if (status === "nodes") {
+        pending.push(...[...model.moduleChildren.of(m)].reverse());
+        continue;
+      }
+      items.push({
+        key: `e${m}`,
+        kind: "empty",
+        boxes: [],
+        subject: m,
+        title: model.modulePaths[m].slice(
+          model.modulePaths[module] ? model.modulePaths[module].length + 1 : 0,
+        ),
+        subtitle: status ? `${model.className(m)}, ${status}` : model.className(m),
+        chips: [],
+        canOpen: false,
+        rank: model.nodeCount,
+      });
+    }
+    return items;
+  }
+
+  /** Find the edges between items, and the values that cross the border of the box. */
+  private connect(box: number, items: Item[]): Content {
+    const { model, itemOf } = this;
+    items.forEach((item, i) => {
+      for (const inner of item.boxes) for (const n of model.nodesIn(inner)) itemOf[n] = i;
+    });
+    const nodes = model.nodesIn(box);
+    // a constant that is drawn in its consumers is in no box of its own
+    const folded = -2;
+    for (const n of nodes) {
+      const parent = model.parent[model.boxOfNode(n)];
+      if (parent === box && this.isFolded(n)) itemOf[n] = folded;
+    }
+    const pills = this.addPills(box, items);
+    const links = new Map<number, { from: number; to: Set<number>; leaves: boolean }>();
+    const own = model.isNode(box) ? box - model.groupCount : -1;
+
+    const source = (value: number): number => {
+      const producer = model.producer[value];
+      if (producer >= 0) {
+        return producer !== own && model.isInside(model.boxOfNode(producer), box) ? itemOf[producer] : -1;
+      }
+      const graph = model.inputOf[value];
+      if (graph === box) return pills.inputs.get(value)!;
+      if (graph >= 0 && model.isInside(graph, box)) return folded;
+      return model.isInitializer[value] ? folded : -1;
+    };
+    const link = (value: number, to: number): void => {
+      let known = links.get(value);
+      if (!known) {
+        const from = source(value);
+        if (from === folded || from === to) return;
+        links.set(value, (known = { from, to: new Set(), leaves: false }));
+      }
+      if (known.from !== to) known.to.add(to);
+    };
+    for (const n of nodes) {
+      if (n === own) continue;
+      for (const value of model.inputs.of(n)) link(value, itemOf[n]);
+    }
+    for (const [value, item] of pills.outputs) link(value, item);
+    for (const inner of this.graphsIn(box)) {
+      if (inner === box) continue;
+      const node = model.raw.boxes.node[inner];
+      const item = node >= 0 && node !== own ? itemOf[node] : itemOfBox(model, inner, items);
+      for (const value of model.graphAt(inner)!.outputs) if (item >= 0) link(value, item);
+    }
+    for (const n of nodes) {
+      if (n === own) continue;
+      for (const value of model.outputs.of(n)) {
+        if (!model.isUsedOutside(value, box)) continue;
+        let known = links.get(value);
+        if (!known) links.set(value, (known = { from: itemOf[n], to: new Set(), leaves: false }));
+        known.leaves = true;
+      }
+    }
+    return finish(items, links, own < 0 ? [] : [...model.inputs.of(own)], own < 0 ? [] : [...model.outputs.of(own)], model);
+  }
+
+  private addPills(box: number, items: Item[]): { inputs: Map<number, number>; outputs: [number, number][] } {
+    const { model } = this;
+    const inputs = new Map<number, number>();
+    const outputs: [number, number][] = [];
+    const graph = model.graphAt(box);
+    const pill = (kind: "input" | "output", value: number, position: number): number => {
+      items.push({
+        key: `${kind[0]}${box}.${position}`,
+        kind,
+        boxes: [],
+        subject: value,
+        title: shorten(localName(model.valueNames[value]), 40),
+        subtitle: "",
+        chips: [],
+        canOpen: false,
+        rank: kind === "input" ? -1 : model.nodeCount,
+      });
+      return items.length - 1;
+    };
+    graph?.inputs.forEach((value, i) => inputs.set(value, pill("input", value, i)));
+    graph?.outputs.forEach((value, i) => outputs.push([value, pill("output", value, i)]));
+    return { inputs, outputs };
+  }
+
+  /** The nested graphs inside a box, by their boxes. */
+  private graphsIn(box: number): number[] {
+    return this.model.raw.graphs.map((graph) => graph.box).filter((g) => this.model.isInside(g, box));
+  }
+}
+
+function itemOfBox(model: Model, inner: number, items: Item[]): number {
+  return items.findIndex((item) => item.boxes.some((outer) => model.isInside(inner, outer)));
+}
+
+function finish(
+  items: Item[],
+  links: Map<number, { from: number; to: Set<number>; leaves: boolean }>,
+  ownInputs: number[],
+  ownOutputs: number[],
+  model: Model,
+): Content {
+  const result: Link[] = [];
+  const entering = new Set(ownInputs.filter((v) => !model.isInitializer[v]));
+  const leaving = new Set(ownOutputs);
+  for (const [value, { from, to, leaves }] of links) {
+    if (from < 0) entering.add(value);
+    if (leaves) leaving.add(value);
+    result.push({ values: [value], from, to: [...to].sort((a, b) => a - b), leaves });
+  }
+  return { items, links: result, entering: [...entering], leaving: [...leaving] };
+}
+
+/** The name of a value without the path of its subgraph. */
+export function localName(key: string): string {
+  const parts = key.split("/");
+  return key.length > 40 && parts.length > 1 ? parts[parts.length - 1] : key;
+}
+
+export function shorten(text: string, most: number): string {
+  return text.length > most ? `…${text.slice(1 - most)}` : text;
+}

@@ -1,0 +1,287 @@
+/** The details of what is selected: facts, neighbours to click on, commands to copy. */
+
+import type { ContentBuilder } from "./content";
+import { Kind, type Model } from "./data";
+import { button, clear, el, visible } from "./dom";
+import type { Selection } from "./link";
+import { formatNumber, type Overlay } from "./overlay";
+
+const MOST_LISTED = 30;
+
+export class Details {
+  constructor(
+    private readonly model: Model,
+    private readonly contents: ContentBuilder,
+    private readonly root: HTMLElement,
+    private readonly select: (selection: Selection) => void,
+    private readonly unstack: (box: number) => void,
+  ) {}
+
+  show(selection: Selection | null, overlays: Overlay[]): void {
+    clear(this.root);
+    if (!selection) this.showModel(overlays);
+    else if (selection.kind === "value") this.showValue(selection.value);
+    else if (selection.kind === "stack") this.showStack(selection.boxes, overlays);
+    else if (selection.kind === "module") this.showModule(selection.module, -1, overlays);
+    else this.showBox(selection.box, overlays);
+  }
+
+  private heading(text: string): void {
+    this.root.append(el("h2", {}, visible(text)));
+  }
+
+  private section(text: string): void {
+    this.root.append(el("h3", {}, text));
+  }
+
+  private facts(rows: [string, Node | string | null | undefined][]): void {
+    const list = el("dl");
+    for (const [name, value] of rows) {
+      if (value === null || value === undefined || value === "") continue;
+      list.append(el("dt", {}, visible(name)), el("dd", {}, typeof value === "string" ? visible(value) : value));
+    }
+    this.root.append(list);
+  }
+
+  private links(entries: { text: string; note?: string; selection: Selection }[]): void {
+    const list = el("ul", { class: "links" });
+    for (const { text, note, selection } of entries.slice(0, MOST_LISTED)) {
+      list.append(
+        el("li", {}, button(text || "(unnamed)", () => this.select(selection), { class: "link" }), note ? el("span", { class: "note" }, visible(note)) : null),
+      );
+    }
+    if (entries.length > MOST_LISTED) list.append(el("li", { class: "note" }, `and ${entries.length - MOST_LISTED} more`));
+    this.root.append(list);
+  }
+
+  private command(text: string): void {
+    const copy = button("copy", () => {
+      navigator.clipboard?.writeText(text).then(
+        () => (copy.textContent = "copied"),
+        () => selectText(code),
+      ) ?? selectText(code);
+    }, { class: "copy", "aria-label": "copy the command" });
+    const code = el("code", {}, visible(text));
+    this.root.append(el("div", { class: "command" }, code, copy));
+  }
+
+  private showModel(overlays: Overlay[]): void {
+    const { model } = this;
+    this.heading(model.file);
+    this.facts(Object.entries(model.facts));
+    this.top(overlays);
+    this.section("commands");
+    const file = quote(model.file);
+    this.command(`modelexport analyze ${file}`);
+    this.command(`modelexport profile ${file}`);
+  }
+
+  private top(overlays: Overlay[]): void {
+    for (const overlay of overlays) {
+      const rows = overlay.top(10);
+      if (!rows.length) continue;
+      this.section(`top ten: ${overlay.raw.name}`);
+      this.links(
+        rows.map(({ module, value }) => ({
+          text: this.model.modulePaths[module] || "(root)",
+          note: overlay.text(value),
+          selection: this.selectionOf(module),
+        })),
+      );
+    }
+  }
+
+  private selectionOf(module: number): Selection {
+    const box = this.model.boxesOfModule(module)[0];
+    return box === undefined ? { kind: "module", module } : { kind: "box", box };
+  }
+
+  private showModule(module: number, box: number, overlays: Overlay[]): void {
+    const { model } = this;
+    const { raw } = model;
+    const path = model.modulePaths[module];
+    this.heading(path || model.className(module) || model.file);
+    const boxes = model.boxesOfModule(module);
+    const nodes = boxes.reduce((sum, b) => sum + model.nodesIn(b).length, 0);
+    const count = raw.modules.parameters[module];
+    const flops = raw.modules.flops[module];
+    const status = model.status(module);
+    this.facts([
+      ["path", path || "(root)"],
+      ["class", model.text(raw.modules.class[module])],
+      ["tag", model.text(raw.modules.tag[module]) || `${model.carriedTag(module)} (of the module around it)`],
+      ["status", status === "absorbed" ? "absorbed: no nodes of its own (folded, fused or identity)" : status],
+      ["nodes", formatCount(nodes)],
+      ["calls", String(raw.modules.calls[module])],
+      ["call", box >= 0 && model.callOf(box) >= 0 ? String(model.callOf(box)) : null],
+      ["parameters", count === null ? null : formatCount(count)],
+      ["operations", flops === null ? null : formatNumber(flops, "FLOP")],
+      ...overlays
+        .filter((overlay) => overlay.known[module])
+        .map((overlay): [string, string] => [overlay.raw.name, overlay.text(overlay.values[module])]),
+    ]);
+    if (boxes.length > 1) {
+      this.section("calls");
+      this.links(boxes.map((b) => ({ text: model.callOf(b) >= 0 ? `call ${model.callOf(b)}` : nameOf(model, b), selection: { kind: "box", box: b } })));
+    }
+    if (box < 0) return;
+    this.boundary(box);
+    this.operators(box);
+    if (!path) return;
+    this.section("commands");
+    const file = quote(model.file);
+    const name = quote(path);
+    const stem = path.replace(/[^\w.-]/g, "_");
+    this.command(`modelexport extract ${file} ${name} ${stem}.onnx`);
+    this.command(`modelexport select ${file} ${name}`);
+    this.command(`modelexport profile ${file} --module ${name}`);
+  }
+
+  private operators(box: number): void {
+    const counts = new Map<string, number>();
+    for (const node of this.model.nodesIn(box)) {
+      const op = this.model.op(node);
+      counts.set(op, (counts.get(op) ?? 0) + 1);
+    }
+    this.section("operators");
+    this.facts([...counts].sort((a, b) => b[1] - a[1]).slice(0, 12).map(([op, count]) => [op, String(count)]));
+  }
+
+  /** The values that enter and leave a box. */
+  private boundary(box: number): void {
+    const { entering, leaving } = this.model.boundary(box);
+    this.values("values in", entering);
+    this.values("values out", leaving);
+  }
+
+  private values(title: string, values: number[]): void {
+    if (!values.length) return;
+    this.section(title);
+    this.links(values.map((value) => ({ text: this.model.valueNames[value], note: this.model.type(value), selection: { kind: "value", value } })));
+  }
+
+  private showStack(boxes: number[], overlays: Overlay[]): void {
+    const { model } = this;
+    this.heading(`${boxes.length} modules with the same structure`);
+    this.facts([
+      ["class", model.text(model.raw.modules.class[model.moduleOf(boxes[0])])],
+      ["nodes in each", formatCount(model.nodesIn(boxes[0]).length)],
+    ]);
+    this.root.append(button("draw them one by one", () => this.unstack(model.parent[boxes[0]]), { class: "action" }));
+    this.section("members");
+    this.links(
+      boxes.map((box) => ({
+        text: nameOf(model, box),
+        note: overlays.map((o) => (o.known[model.moduleOf(box)] ? o.text(o.values[model.moduleOf(box)]) : "")).join(" "),
+        selection: { kind: "box", box },
+      })),
+    );
+    this.operators(boxes[0]);
+  }
+
+  private showBox(box: number, overlays: Overlay[]): void {
+    const { model } = this;
+    if (model.isNode(box)) return this.showNode(box - model.groupCount);
+    if (model.kind(box) === Kind.module) {
+      const module = model.moduleOf(box);
+      if (module < 0) return this.showModel(overlays);
+      this.showModule(module, box, overlays);
+      const only = this.contents.onlyNode(box);
+      if (only >= 0) this.showNode(only);
+      return;
+    }
+    this.heading(model.boxName(box));
+    const graph = model.graphAt(box)!;
+    this.facts([
+      ["kind", model.kind(box) === Kind.function ? "local function" : "subgraph"],
+      ["nodes", formatCount(model.nodesIn(box).length)],
+    ]);
+    this.values("inputs", graph.inputs);
+    this.values("outputs", graph.outputs);
+    this.operators(box);
+  }
+
+  private showNode(node: number): void {
+    const { model } = this;
+    const { raw } = model;
+    const module = model.nodeModule[node];
+    const covers = raw.nodes.covers[String(node)];
+    const call = raw.nodes.call[node];
+    this.heading(model.op(node));
+    const where = module < 0 ? null : button(model.modulePaths[module] || "(root)", () => this.select(this.selectionOf(module)), { class: "link" });
+    this.facts([
+      ["name", raw.nodes.name[node]],
+      ["operator set", model.domain(node) || "ai.onnx"],
+      ["module", where],
+      ["class", module < 0 ? null : model.className(module)],
+      ["tag", module < 0 ? null : model.carriedTag(module)],
+      ["evidence", model.text(raw.nodes.evidence[node])],
+      ["call", call >= 0 ? String(call) : null],
+    ]);
+    if (covers) {
+      this.section("implements operations of");
+      this.links(covers.map((m) => ({ text: model.modulePaths[m] || "(root)", selection: this.selectionOf(m) })));
+    }
+    const attributes = Object.entries(model.attributesOf(node));
+    if (attributes.length) {
+      this.section("attributes");
+      this.facts(attributes.map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]));
+    }
+    const inputs = [...model.inputs.of(node)];
+    this.values("initializers", inputs.filter((v) => model.producer[v] < 0 && model.isInitializer[v]));
+    this.values("inputs", inputs.filter((v) => model.producer[v] >= 0 || !model.isInitializer[v]));
+    this.values("outputs", [...model.outputs.of(node)]);
+    this.neighbours("producers", inputs.map((v) => model.producer[v]));
+    this.neighbours("consumers", [...model.outputs.of(node)].flatMap((v) => [...model.consumers.of(v)]));
+  }
+
+  private neighbours(title: string, nodes: number[]): void {
+    const { model } = this;
+    const known = [...new Set(nodes)].filter((n) => n >= 0);
+    if (!known.length) return;
+    this.section(title);
+    this.links(
+      known.map((n) => ({
+        text: model.op(n),
+        note: model.nodeModule[n] < 0 ? model.raw.nodes.name[n] : model.modulePaths[model.nodeModule[n]] || "(root)",
+        selection: { kind: "box", box: model.boxOfNode(n) },
+      })),
+    );
+  }
+
+  private showValue(value: number): void {
+    const { model } = this;
+    this.heading(model.valueNames[value]);
+    const producer = model.producer[value];
+    this.facts([
+      ["type", model.type(value) || "not in the file"],
+      ["kind", producer >= 0 ? "computed" : model.isInitializer[value] ? "initializer" : model.inputOf[value] >= 0 ? "graph input" : ""],
+      ["output of", model.outputOf.has(value) ? "the graph" : null],
+    ]);
+    this.neighbours("producer", [producer]);
+    this.neighbours("consumers", [...model.consumers.of(value)]);
+    this.root.append(el("p", { class: "note" }, "Its way up and down the graph is drawn in colour; the rest is dimmed."));
+  }
+}
+
+function nameOf(model: Model, box: number): string {
+  const path = model.modulePaths[model.moduleOf(box)];
+  const call = model.callOf(box);
+  return call >= 0 ? `${path} (call ${call})` : path;
+}
+
+function formatCount(count: number): string {
+  return count.toLocaleString("en-US");
+}
+
+/** Quote an argument for a shell where it needs that. */
+export function quote(text: string): string {
+  return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
+}
+
+function selectText(element: HTMLElement): void {
+  const range = document.createRange();
+  range.selectNodeContents(element);
+  getSelection()?.removeAllRanges();
+  getSelection()?.addRange(range);
+}

@@ -1,0 +1,36 @@
+/** Create elements. Texts only ever become text nodes. */
+
+type Child = Node | string | null | undefined;
+
+export function el<K extends keyof HTMLElementTagNameMap>(
+  name: K,
+  attributes: Record<string, string | number | boolean | undefined> = {},
+  ...children: Child[]
+): HTMLElementTagNameMap[K] {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === false) continue;
+    element.setAttribute(key, value === true ? "" : String(value));
+  }
+  for (const child of children) if (child !== null && child !== undefined) element.append(child);
+  return element;
+}
+
+/** A button with a text and an action. */
+export function button(text: string, action: () => void, attributes: Record<string, string> = {}): HTMLButtonElement {
+  const element = el("button", { type: "button", ...attributes }, visible(text));
+  element.addEventListener("click", action);
+  return element;
+}
+
+/** Replace characters that cannot be seen, or that reorder text, by their code points. */
+export function visible(text: string): string {
+  return text.replace(
+    /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g,
+    (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
+}
+
+export function clear(element: Element): void {
+  element.replaceChildren();
+}

@@ -1,0 +1,65 @@
+/** A small picture of everything, with a frame around what is in view. */
+
+import type { Picture } from "./picture";
+
+const WIDTH = 150;
+const HEIGHT = 190;
+
+export class Minimap {
+  constructor(
+    private readonly picture: Picture,
+    private readonly canvas: HTMLCanvasElement,
+  ) {
+    let held = false;
+    const move = (event: PointerEvent): void => {
+      const { x, y, zoom } = this.frame();
+      const view = picture.visible();
+      picture.view.x = (event.offsetX - x) / zoom - view.width / 2;
+      picture.view.y = (event.offsetY - y) / zoom - view.height / 2;
+      picture.draw();
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+      held = true;
+      canvas.setPointerCapture(event.pointerId);
+      move(event);
+    });
+    canvas.addEventListener("pointermove", (event) => held && move(event));
+    canvas.addEventListener("pointerup", () => (held = false));
+  }
+
+  private frame(): { x: number; y: number; zoom: number } {
+    const { scene } = this.picture;
+    const zoom = Math.min(WIDTH / scene.width, HEIGHT / scene.height);
+    return { x: (WIDTH - scene.width * zoom) / 2, y: (HEIGHT - scene.height * zoom) / 2, zoom };
+  }
+
+  draw(): void {
+    const { canvas, picture } = this;
+    const { scene } = picture;
+    const view = picture.visible();
+    const all = view.x <= 0 && view.y <= 0 && view.x + view.width >= scene.width && view.y + view.height >= scene.height;
+    canvas.hidden = all;
+    if (all) return;
+    const ratio = devicePixelRatio || 1;
+    canvas.width = WIDTH * ratio;
+    canvas.height = HEIGHT * ratio;
+    const c = canvas.getContext("2d")!;
+    const { x, y, zoom } = this.frame();
+    const style = getComputedStyle(canvas);
+    c.setTransform(ratio * zoom, 0, 0, ratio * zoom, x * ratio, y * ratio);
+    c.fillStyle = style.getPropertyValue("--module");
+    for (const d of scene.drawn) {
+      if (d.around < 0 || d.width * zoom < 1.5) continue;
+      c.globalAlpha = d.open ? 0.12 : 0.55;
+      c.fillRect(d.x, d.y, d.width, Math.max(d.height, 1 / zoom));
+    }
+    c.globalAlpha = 1;
+    c.strokeStyle = style.getPropertyValue("--accent");
+    c.lineWidth = 1.5 / zoom;
+    const left = Math.max(view.x, -x / zoom);
+    const top = Math.max(view.y, -y / zoom);
+    const right = Math.min(view.x + view.width, (WIDTH - x) / zoom);
+    const bottom = Math.min(view.y + view.height, (HEIGHT - y) / zoom);
+    c.strokeRect(left, top, Math.max(0, right - left), Math.max(0, bottom - top));
+  }
+}

@@ -1,0 +1,101 @@
+/** Results by module as colours: their aggregate over the modules, and the scale. */
+
+import type { Item } from "./content";
+import type { Model, RawOverlay } from "./data";
+
+export interface Heat {
+  share: number;
+  text: string;
+}
+
+export type Aggregate = "sum" | "max";
+export type ScaleKind = "linear" | "log";
+
+/** One overlay on one model. */
+export class Overlay {
+  readonly values: Float64Array;
+  readonly known: Uint8Array;
+  readonly least: number;
+  readonly most: number;
+
+  constructor(
+    readonly raw: RawOverlay,
+    private readonly model: Model,
+    readonly aggregate: Aggregate,
+    readonly scale: ScaleKind,
+  ) {
+    const count = model.modulePaths.length;
+    this.values = new Float64Array(count);
+    this.known = new Uint8Array(count);
+    for (const [path, value] of Object.entries(raw.values)) {
+      const m = model.moduleIndex.get(path);
+      if (m === undefined) continue;
+      this.values[m] = value;
+      this.known[m] = 1;
+    }
+    model.addUp(this.values, aggregate === "sum" ? (a, b) => a + b : Math.max);
+    const flags = Float64Array.from(this.known);
+    model.addUp(flags, Math.max);
+    this.known.set(flags);
+    const positive = [...this.values].filter((v, m) => this.known[m] && v > 0 && Number.isFinite(v));
+    this.most = positive.reduce((a, b) => Math.max(a, b), 0);
+    this.least = positive.reduce((a, b) => Math.min(a, b), this.most);
+  }
+
+  share(value: number): number {
+    if (value <= 0 || this.most <= 0) return 0;
+    if (!Number.isFinite(value)) return 1;
+    if (this.scale === "linear") return value / this.most;
+    const low = Math.max(this.least, this.most * 1e-6);
+    return low >= this.most ? 1 : Math.max(0, Math.log(value / low) / Math.log(this.most / low));
+  }
+
+  text(value: number): string {
+    return formatNumber(value, this.raw.unit);
+  }
+
+  heat(item: Item): Heat | null {
+    let value = 0;
+    let found = false;
+    for (const box of item.boxes) {
+      const module = this.model.isNode(box) ? -1 : this.model.moduleOf(box);
+      if (module < 0 || !this.known[module]) continue;
+      found = true;
+      value = this.aggregate === "sum" ? value + this.values[module] : Math.max(value, this.values[module]);
+    }
+    return found ? { share: this.share(value), text: this.text(value) } : null;
+  }
+
+  /** The modules with the greatest values of their own. */
+  top(count: number): { module: number; value: number }[] {
+    return Object.entries(this.raw.values)
+      .map(([path, value]) => ({ module: this.model.moduleIndex.get(path) ?? -1, value }))
+      .filter(({ module, value }) => module >= 0 && value > 0)
+      .sort((a, b) => b.value - a.value)
+      .slice(0, count);
+  }
+}
+
+const PREFIXES: [number, string][] = [
+  [1e12, "T"],
+  [1e9, "G"],
+  [1e6, "M"],
+  [1e3, "K"],
+];
+
+export function formatNumber(value: number, unit = ""): string {
+  if (!Number.isFinite(value)) return "∞";
+  const tail = unit ? ` ${unit}` : "";
+  if (unit === "ms" && value < 1) return `${trim(value * 1000)} µs`;
+  for (const [size, prefix] of PREFIXES) {
+    if (Math.abs(value) >= size) return `${trim(value / size)}${prefix}${tail}`;
+  }
+  return `${trim(value)}${tail}`;
+}
+
+function trim(value: number): string {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 0.001 && size < 1000) return String(Number(value.toPrecision(3)));
+  return size >= 1000 ? String(Math.round(value)) : value.toExponential(1);
+}

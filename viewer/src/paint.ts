@@ -1,0 +1,426 @@
+/** Draw a scene, on a canvas or as SVG. */
+
+import type { Item } from "./content";
+import type { Mark } from "./data";
+import { type Drawn, type Font, HEADER, type Line, type Rect, type Scene } from "./scene";
+
+export interface Theme {
+  background: string;
+  surface: string;
+  open: string;
+  border: string;
+  moduleBorder: string;
+  text: string;
+  muted: string;
+  line: string;
+  accent: string;
+  heat: string;
+  added: string;
+  removed: string;
+  changed: string;
+}
+
+const SIZES: Record<Font, string> = { title: "600 12px", text: "500 12px", small: "400 10.5px" };
+const HEIGHTS: Record<Font, number> = { title: 12, text: 12, small: 10.5 };
+const FAMILY = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
+
+export function fontOf(font: Font): string {
+  return `${SIZES[font]} ${FAMILY}`;
+}
+
+export function readTheme(element: HTMLElement): Theme {
+  const style = getComputedStyle(element);
+  const read = (name: string): string => style.getPropertyValue(`--${name}`).trim();
+  return {
+    background: read("canvas"),
+    surface: read("box"),
+    open: read("open"),
+    border: read("border"),
+    moduleBorder: read("module"),
+    text: read("text"),
+    muted: read("muted"),
+    line: read("line"),
+    accent: read("accent"),
+    heat: read("heat"),
+    added: read("added"),
+    removed: read("removed"),
+    changed: read("changed"),
+  };
+}
+
+/** What a picture shows beyond the boxes themselves. */
+export interface Emphasis {
+  selected: ReadonlySet<string>;
+  hovered: string | null;
+  /** Values drawn in the accent colour; null for none. */
+  values: ReadonlySet<number> | null;
+  /** Keys of the items that are not dimmed; null if none is. */
+  lit: ReadonlySet<string> | null;
+  heat(item: Item): { share: number; text: string } | null;
+  mark(item: Item): Mark | null;
+}
+
+interface Shape {
+  fill?: string | undefined;
+  stroke?: string | undefined;
+  width?: number;
+  dash?: boolean;
+  alpha?: number;
+}
+
+/** What both a canvas and an SVG document can draw. */
+export interface Painter {
+  rect(x: number, y: number, width: number, height: number, radius: number, shape: Shape): void;
+  text(text: string, x: number, y: number, font: Font, color: string, align: CanvasTextAlign, alpha: number, halo?: string): void;
+  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean): void;
+  dots(points: readonly { x: number; y: number }[], radius: number, fill: string, stroke: string, alpha: number): void;
+  measure(text: string, font: Font): number;
+}
+
+/** Draw what is in view.
+ *
+ * @param zoom Pixels per unit; small details are left out.
+ */
+export function paint(scene: Scene, painter: Painter, view: Rect, zoom: number, theme: Theme, emphasis: Emphasis, at = (d: Drawn): Rect => d, lineAlpha = 1): number {
+  let count = 0;
+  const visible: [Drawn, Rect][] = [];
+  for (const drawn of scene.drawn) {
+    if (drawn.around < 0) continue;
+    const rect = at(drawn);
+    if (rect.x > view.x + view.width || rect.y > view.y + view.height) continue;
+    if (rect.x + rect.width < view.x || rect.y + rect.height < view.y) continue;
+    if (rect.width * zoom < 2) continue;
+    visible.push([drawn, rect]);
+  }
+  for (const [drawn, rect] of visible) if (drawn.open) paintOpen(painter, drawn, rect, zoom, theme, emphasis);
+  paintLines(scene, painter, view, zoom, theme, emphasis, lineAlpha);
+  for (const [drawn, rect] of visible) {
+    if (drawn.open) paintTitle(painter, drawn, rect, zoom, theme, emphasis);
+    else {
+      paintClosed(painter, drawn, rect, zoom, theme, emphasis);
+      count++;
+    }
+  }
+  return count;
+}
+
+function alphaOf(item: Item, emphasis: Emphasis): number {
+  return emphasis.lit && !emphasis.lit.has(item.key) ? 0.25 : 1;
+}
+
+function frameColor(item: Item, theme: Theme, emphasis: Emphasis): { stroke: string; width: number } {
+  const mark = emphasis.mark(item);
+  if (emphasis.selected.has(item.key)) return { stroke: theme.accent, width: 2.5 };
+  if (mark) return { stroke: theme[mark], width: 2 };
+  const isModule = item.kind === "module" || item.kind === "stack" || item.kind === "subgraph";
+  if (emphasis.hovered === item.key) return { stroke: theme.accent, width: 1.5 };
+  return { stroke: isModule ? theme.moduleBorder : theme.border, width: 1 };
+}
+
+function paintOpen(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, theme: Theme, emphasis: Emphasis): void {
+  const { stroke, width } = frameColor(drawn.item, theme, emphasis);
+  painter.rect(rect.x, rect.y, rect.width, rect.height, 8, {
+    fill: theme.open,
+    stroke,
+    width: Math.max(width, 0.6 / zoom),
+    dash: drawn.item.kind === "subgraph",
+    alpha: alphaOf(drawn.item, emphasis),
+  });
+}
+
+function paintTitle(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, theme: Theme, emphasis: Emphasis): void {
+  if (12 * zoom < 4) return;
+  const { item } = drawn;
+  const alpha = alphaOf(item, emphasis);
+  const heat = emphasis.heat(item);
+  const y = rect.y + HEADER / 2 + 1;
+  painter.text(`▾ ${item.title}`, rect.x + 10, y, "title", theme.text, "left", alpha, theme.background);
+  const right = [item.subtitle, heat?.text].filter(Boolean).join(" · ");
+  if (right) {
+    const width = painter.measure(right, "small");
+    if (heat) {
+      painter.rect(rect.x + rect.width - width - 18, y - 9, width + 12, 17, 5, { fill: mix(theme.surface, theme.heat, 0.1 + 0.75 * heat.share), alpha });
+    }
+    painter.text(right, rect.x + rect.width - 12, y, "small", heat ? theme.text : theme.muted, "right", alpha, heat ? undefined : theme.background);
+  }
+}
+
+function paintClosed(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, theme: Theme, emphasis: Emphasis): void {
+  const { item } = drawn;
+  const { stroke, width } = frameColor(item, theme, emphasis);
+  const alpha = alphaOf(item, emphasis);
+  const heat = emphasis.heat(item);
+  const pill = item.kind === "input" || item.kind === "output";
+  const fill = heat ? mix(theme.surface, theme.heat, 0.06 + 0.75 * heat.share) : theme.surface;
+  const shape: Shape = { fill: item.kind === "empty" ? theme.open : fill, stroke, width: Math.max(width, 0.6 / zoom), alpha, dash: item.kind === "empty" };
+  let { x, y, height } = rect;
+  const radius = pill ? 12 : item.kind === "operator" ? 4 : 7;
+  if (item.kind === "stack") {
+    height -= 8;
+    painter.rect(x + 8, y + 8, rect.width - 8, height, radius, shape);
+    painter.rect(x + 4, y + 4, rect.width - 8, height, radius, shape);
+    painter.rect(x, y, rect.width - 8, height, radius, shape);
+  } else painter.rect(x, y, rect.width, height, radius, shape);
+  if (11 * zoom < 4) return;
+  const isModule = item.kind !== "operator" && !pill;
+  const middle = x + (item.kind === "stack" ? rect.width - 8 : rect.width) / 2;
+  const color = item.kind === "empty" ? theme.muted : theme.text;
+  const title = item.canOpen ? `▸ ${item.title}` : item.title;
+  painter.text(title, middle, y + 13, isModule ? "title" : "text", color, "center", alpha);
+  let line = y + 28;
+  const details = [item.subtitle, heat?.text].filter(Boolean).join(" · ");
+  if (details) {
+    painter.text(details, middle, line, "small", heat ? theme.text : theme.muted, "center", alpha);
+    if (item.subtitle) line += 14;
+  }
+  if (item.chips.length && 10 * zoom >= 4) {
+    const top = line - (item.subtitle || !details ? 7 : 7);
+    for (let i = 0; i < item.chips.length; i++) {
+      painter.text(item.chips[i], middle, top + 5 + 13 * i, "small", theme.muted, "center", alpha);
+    }
+  }
+}
+
+function paintLines(scene: Scene, painter: Painter, view: Rect, zoom: number, theme: Theme, emphasis: Emphasis, alpha: number): void {
+  const inView = (line: Line): boolean =>
+    Math.min(line.x1, line.x2) - (line.upwards ? 0 : 4) <= view.x + view.width &&
+    Math.max(line.x1, line.x2) + (line.upwards ? 90 : 4) >= view.x &&
+    Math.min(line.y1, line.y2) - 4 <= view.y + view.height &&
+    Math.max(line.y1, line.y2) + 4 >= view.y;
+  const normal: Line[] = [];
+  const upwards: Line[] = [];
+  const strong: Line[] = [];
+  for (const line of scene.lines) {
+    if (!inView(line)) continue;
+    if (emphasis.values && line.values.some((v) => emphasis.values!.has(v))) strong.push(line);
+    else (line.upwards ? upwards : normal).push(line);
+  }
+  const faint = emphasis.lit ? 0.3 : 1;
+  const width = Math.max(1.1, 0.7 / zoom);
+  painter.lines(normal, theme.line, width, alpha * faint, false);
+  painter.lines(upwards, theme.line, width, alpha * faint, true);
+  painter.lines(strong, theme.accent, Math.max(2, 1.2 / zoom), alpha, false);
+  if (4 * zoom > 1.5) {
+    const ports = scene.ports.filter((p) => p.x >= view.x && p.x <= view.x + view.width && p.y >= view.y && p.y <= view.y + view.height);
+    const isStrong = (value: number): boolean => emphasis.values?.has(value) ?? false;
+    painter.dots(ports.filter((p) => !isStrong(p.value)), 2.8, theme.surface, theme.line, alpha * faint);
+    painter.dots(ports.filter((p) => isStrong(p.value)), 3.4, theme.surface, theme.accent, alpha);
+  }
+  if (10.5 * zoom < 5) return;
+  for (const label of scene.labels) {
+    if (label.y < view.y - 10 || label.y > view.y + view.height + 10) continue;
+    if (label.x < view.x - 100 || label.x > view.x + view.width + 100) continue;
+    const isStrong = emphasis.values && label.values.some((v) => emphasis.values!.has(v));
+    painter.text(label.text, label.x, label.y, "small", isStrong ? theme.accent : theme.muted, label.align, alpha * (isStrong ? 1 : faint), theme.background);
+  }
+}
+
+/** Mix two colours given as #rrggbb. */
+export function mix(a: string, b: string, share: number): string {
+  const parse = (color: string): number[] => [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
+  const [from, to] = [parse(a), parse(b)];
+  const parts = from.map((v, i) => Math.round(v + (to[i] - v) * Math.max(0, Math.min(1, share))));
+  return `#${parts.map((v) => v.toString(16).padStart(2, "0")).join("")}`;
+}
+
+export class CanvasPainter implements Painter {
+  private readonly widths = new Map<string, number>();
+
+  constructor(readonly context: CanvasRenderingContext2D) {}
+
+  rect(x: number, y: number, width: number, height: number, radius: number, shape: Shape): void {
+    const c = this.context;
+    c.globalAlpha = shape.alpha ?? 1;
+    c.beginPath();
+    c.roundRect(x, y, width, height, radius);
+    if (shape.fill) {
+      c.fillStyle = shape.fill;
+      c.fill();
+    }
+    if (shape.stroke) {
+      c.setLineDash(shape.dash ? [5, 4] : []);
+      c.strokeStyle = shape.stroke;
+      c.lineWidth = shape.width ?? 1;
+      c.stroke();
+    }
+  }
+
+  text(text: string, x: number, y: number, font: Font, color: string, align: CanvasTextAlign, alpha: number, halo?: string): void {
+    const c = this.context;
+    c.font = fontOf(font);
+    c.textAlign = align;
+    c.textBaseline = "middle";
+    c.globalAlpha = alpha;
+    if (halo) {
+      c.setLineDash([]);
+      c.lineJoin = "round";
+      c.lineWidth = 3.5;
+      c.strokeStyle = halo;
+      c.strokeText(text, x, y);
+    }
+    c.fillStyle = color;
+    c.fillText(text, x, y);
+  }
+
+  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean): void {
+    if (!lines.length) return;
+    const c = this.context;
+    c.globalAlpha = alpha;
+    c.strokeStyle = color;
+    c.lineWidth = width;
+    c.setLineDash(dash ? [5, 4] : []);
+    c.beginPath();
+    for (const line of lines) {
+      const points = curve(line);
+      c.moveTo(points[0], points[1]);
+      for (let i = 2; i < points.length; i += 6) {
+        c.bezierCurveTo(points[i], points[i + 1], points[i + 2], points[i + 3], points[i + 4], points[i + 5]);
+      }
+    }
+    c.stroke();
+    c.fillStyle = color;
+    c.beginPath();
+    for (const { arrow, x2, y2 } of lines) {
+      if (!arrow) continue;
+      c.moveTo(x2, y2);
+      c.lineTo(x2 - 3.4, y2 - 6.5);
+      c.lineTo(x2 + 3.4, y2 - 6.5);
+      c.closePath();
+    }
+    c.fill();
+  }
+
+  dots(points: readonly { x: number; y: number }[], radius: number, fill: string, stroke: string, alpha: number): void {
+    const c = this.context;
+    c.globalAlpha = alpha;
+    c.setLineDash([]);
+    c.lineWidth = 1.1;
+    c.fillStyle = fill;
+    c.strokeStyle = stroke;
+    c.beginPath();
+    for (const { x, y } of points) {
+      c.moveTo(x + radius, y);
+      c.arc(x, y, radius, 0, 2 * Math.PI);
+    }
+    c.fill();
+    c.stroke();
+  }
+
+  measure(text: string, font: Font): number {
+    const key = `${font[1]}${text}`;
+    let width = this.widths.get(key);
+    if (width === undefined) {
+      this.context.font = fontOf(font);
+      width = this.context.measureText(text).width;
+      this.widths.set(key, width);
+    }
+    return width;
+  }
+}
+
+/** The points of Bezier curves: a start, then two control points and an end for each. */
+function curve({ x1, y1, x2, y2, upwards }: Line): number[] {
+  if (upwards) {
+    const side = Math.max(x1, x2) + 70;
+    const middle = (y1 + y2) / 2;
+    return [x1, y1, x1, y1 + 26, side, y1 + 26, side, middle, side, y2 - 26, x2, y2 - 26, x2, y2];
+  }
+  const middle = (y1 + y2) / 2;
+  return [x1, y1, x1, middle, x2, middle, x2, y2];
+}
+
+/** How far a point is from a line, at least approximately. */
+export function distanceTo(line: Line, x: number, y: number): number {
+  const points = curve(line);
+  let best = Infinity;
+  for (let i = 2; i < points.length; i += 6) {
+    const [ax, ay] = [points[i - 2], points[i - 1]];
+    for (let k = 0; k <= 12; k++) {
+      const t = k / 12;
+      const u = 1 - t;
+      const px = u * u * u * ax + 3 * u * u * t * points[i] + 3 * u * t * t * points[i + 2] + t * t * t * points[i + 4];
+      const py = u * u * u * ay + 3 * u * u * t * points[i + 1] + 3 * u * t * t * points[i + 3] + t * t * t * points[i + 5];
+      best = Math.min(best, Math.hypot(px - x, py - y));
+    }
+  }
+  return best;
+}
+
+/** Builds an SVG document with the methods of the DOM, so that texts stay texts. */
+export class SvgPainter implements Painter {
+  readonly svg: SVGSVGElement;
+
+  constructor(
+    view: Rect,
+    background: string,
+    readonly measure: (text: string, font: Font) => number,
+  ) {
+    this.svg = this.create("svg", {
+      xmlns: "http://www.w3.org/2000/svg",
+      width: Math.ceil(view.width),
+      height: Math.ceil(view.height),
+      viewBox: `${view.x} ${view.y} ${view.width} ${view.height}`,
+      "font-family": FAMILY,
+    }) as SVGSVGElement;
+    this.add("rect", { x: view.x, y: view.y, width: view.width, height: view.height, fill: background });
+  }
+
+  private create(name: string, attributes: Record<string, string | number>): SVGElement {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) if (key !== "xmlns") element.setAttribute(key, String(value));
+    return element;
+  }
+
+  private add(name: string, attributes: Record<string, string | number>): SVGElement {
+    const element = this.create(name, attributes);
+    this.svg.append(element);
+    return element;
+  }
+
+  rect(x: number, y: number, width: number, height: number, radius: number, shape: Shape): void {
+    this.add("rect", {
+      x,
+      y,
+      width,
+      height,
+      rx: radius,
+      fill: shape.fill ?? "none",
+      stroke: shape.stroke ?? "none",
+      "stroke-width": shape.width ?? 1,
+      opacity: shape.alpha ?? 1,
+      ...(shape.dash ? { "stroke-dasharray": "5 4" } : {}),
+    });
+  }
+
+  text(text: string, x: number, y: number, font: Font, color: string, align: CanvasTextAlign, alpha: number, halo?: string): void {
+    const anchor = align === "center" ? "middle" : align === "right" ? "end" : "start";
+    const element = this.add("text", {
+      x,
+      y,
+      fill: color,
+      opacity: alpha,
+      "text-anchor": anchor,
+      "dominant-baseline": "central",
+      "font-size": HEIGHTS[font],
+      "font-weight": SIZES[font].slice(0, 3),
+      ...(halo ? { stroke: halo, "stroke-width": 3.5, "paint-order": "stroke", "stroke-linejoin": "round" } : {}),
+    });
+    element.textContent = text;
+  }
+
+  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean): void {
+    for (const line of lines) {
+      const p = curve(line);
+      let d = `M${p[0]} ${p[1]}`;
+      for (let i = 2; i < p.length; i += 6) d += `C${p.slice(i, i + 6).join(" ")}`;
+      this.add("path", { d, fill: "none", stroke: color, "stroke-width": width, opacity: alpha, ...(dash ? { "stroke-dasharray": "5 4" } : {}) });
+      if (line.arrow) {
+        this.add("path", { d: `M${line.x2} ${line.y2}l-3.4 -6.5h6.8z`, fill: color, opacity: alpha });
+      }
+    }
+  }
+
+  dots(points: readonly { x: number; y: number }[], radius: number, fill: string, stroke: string, alpha: number): void {
+    for (const { x, y } of points) this.add("circle", { cx: x, cy: y, r: radius, fill, stroke, opacity: alpha });
+  }
+}

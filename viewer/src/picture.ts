@@ -1,0 +1,399 @@
+/** The canvas: what is open, pan and zoom, animation, and what is under the pointer. */
+
+import type { Item } from "./content";
+import type { Model } from "./data";
+import { CanvasPainter, distanceTo, type Emphasis, paint, readTheme, SvgPainter, type Theme } from "./paint";
+import { type Drawn, type Rect, type Scene, SceneBuilder } from "./scene";
+
+export type Hit = { kind: "item"; drawn: Drawn } | { kind: "values"; values: number[] } | null;
+
+export interface Listener {
+  /** A click on an item or an edge, or on nothing. */
+  onClick(hit: Hit): void;
+  onHover(hit: Hit, x: number, y: number): void;
+  /** Something was drawn. */
+  onDraw(): void;
+}
+
+const DURATION = 260;
+const LARGEST = 4;
+const SMALLEST = 0.02;
+export const MOST_BOXES = 5000;
+
+export class Picture {
+  readonly open = new Set<number>([0]);
+  readonly unstacked = new Set<number>();
+  showEmpty = false;
+  allUnstacked = false;
+  emphasis: Emphasis = {
+    selected: new Set(),
+    hovered: null,
+    values: null,
+    lit: null,
+    heat: () => null,
+    mark: () => null,
+  };
+  scene!: Scene;
+  view = { x: 0, y: 0, zoom: 1 };
+  drawnCount = 0;
+  layoutMs = 0;
+  drawMs = 0;
+
+  readonly builder: SceneBuilder;
+  private readonly painter: CanvasPainter;
+  private theme: Theme;
+  private previous: Map<string, Rect> | null = null;
+  private origin: Rect | null = null;
+  private started = 0;
+  private pending = false;
+
+  constructor(
+    readonly model: Model,
+    readonly canvas: HTMLCanvasElement,
+    private readonly listener: Listener,
+  ) {
+    this.painter = new CanvasPainter(canvas.getContext("2d")!);
+    this.builder = new SceneBuilder(model, (text, font) => this.painter.measure(text, font));
+    this.theme = readTheme(canvas);
+    this.openFirst();
+    this.layOut();
+    this.listen();
+    new ResizeObserver(() => this.draw()).observe(canvas);
+  }
+
+  /** Open modules level by level while the picture stays small enough to read. */
+  private openFirst(): void {
+    const { contents } = this.builder;
+    const choices = this.choices();
+    let level = [0];
+    let count = 0;
+    while (level.length) {
+      const inside = level.flatMap((box) => contents.build(box, choices).items);
+      const closed = inside.filter((item) => item.canOpen && item.boxes.length === 1);
+      const next = closed.map((item) => item.boxes[0]).filter((box) => !this.model.isNode(box));
+      count += inside.length;
+      const more = next.reduce((sum, box) => sum + this.model.children.of(box).length, 0);
+      if (!next.length || count + more > (level.length === 1 && inside.length < 4 ? 60 : 24)) break;
+      for (const box of next) this.open.add(box);
+      level = next;
+    }
+  }
+
+  private choices() {
+    return {
+      isOpen: (box: number) => this.open.has(box),
+      isUnstacked: (box: number) => this.allUnstacked || this.unstacked.has(box),
+      showEmpty: this.showEmpty,
+    };
+  }
+
+  layOut(): void {
+    const start = performance.now();
+    this.scene = this.builder.build(this.choices());
+    this.layoutMs = performance.now() - start;
+  }
+
+  /** Open or close boxes, keep one item in place, and move the rest smoothly. */
+  change(edit: () => void, changed: Iterable<number>, anchor?: string): void {
+    const before = this.scene;
+    const rects = new Map(before.drawn.map((d) => [d.item.key, this.rectNow(d)]));
+    const kept = anchor === undefined ? undefined : before.byKey.get(anchor);
+    edit();
+    for (const box of changed) this.builder.invalidate(box);
+    this.layOut();
+    if (kept !== undefined) {
+      const old = before.drawn[kept];
+      const index = this.scene.byKey.get(anchor!) ?? this.scene.byKey.get(`b${old.item.boxes[0]}`);
+      if (index !== undefined) {
+        const now = this.scene.drawn[index];
+        const dx = now.x - old.x;
+        const dy = now.y - old.y;
+        this.view.x += dx;
+        this.view.y += dy;
+        for (const rect of rects.values()) {
+          rect.x += dx;
+          rect.y += dy;
+        }
+        this.origin = rects.get(old.item.key) ?? null;
+      }
+    }
+    this.previous = matchMedia("(prefers-reduced-motion: reduce)").matches ? null : rects;
+    this.started = performance.now();
+    this.draw();
+  }
+
+  setOpen(box: number, open: boolean, anchor = `b${box}`): void {
+    if (this.open.has(box) === open || box === 0) return;
+    this.change(() => void (open ? this.open.add(box) : this.open.delete(box)), [box], anchor);
+  }
+
+  /** Open a box so far that the given box can be seen. */
+  reveal(box: number): void {
+    const missing: number[] = [];
+    for (let b = this.model.parent[box]; b > 0; b = this.model.parent[b]) {
+      if (!this.open.has(b) && this.builder.contents.onlyNode(b) < 0) missing.push(b);
+    }
+    if (missing.length) {
+      this.change(() => missing.forEach((b) => this.open.add(b)), missing);
+    }
+    if (!this.scene.byKey.has(`b${box}`) && !this.model.isNode(box)) this.setOpen(box, true);
+  }
+
+  /** The key of the drawn item that is or holds a box. */
+  keyOf(box: number): string | null {
+    for (let b = box; b >= 0; b = this.model.parent[b]) {
+      if (this.scene.byKey.has(`b${b}`)) return `b${b}`;
+      const stack = this.scene.drawn.find((d) => d.item.kind === "stack" && d.item.boxes.includes(b));
+      if (stack) return stack.item.key;
+    }
+    return null;
+  }
+
+  /** Open all modules down to a depth, as far as the number of boxes allows. */
+  openToDepth(depth: number): boolean {
+    const { contents } = this.builder;
+    this.builder.clear();
+    this.open.clear();
+    this.open.add(0);
+    let level = [0];
+    let count = 0;
+    let complete = true;
+    for (let d = 1; d <= depth && level.length; d++) {
+      const next: number[] = [];
+      for (const box of level) {
+        const items = contents.build(box, this.choices()).items;
+        count += items.length;
+        for (const item of items) if (item.canOpen) next.push(...item.boxes);
+      }
+      if (d === depth) break;
+      level = [];
+      for (const box of next) {
+        if (count + level.length >= MOST_BOXES) {
+          complete = false;
+          break;
+        }
+        this.open.add(box);
+        level.push(box);
+      }
+    }
+    this.builder.clear();
+    this.change(() => undefined, []);
+    this.fit();
+    return complete;
+  }
+
+  /** Show the whole picture, or as much of its top as can be read. */
+  fit(whole = false): void {
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const zoom = Math.min(width / this.scene.width, height / this.scene.height, 1.25);
+    const readable = Math.min(1, Math.max(0.55, width / this.scene.width));
+    this.view.zoom = whole ? Math.max(zoom, SMALLEST) : Math.max(zoom, Math.min(readable, 1));
+    this.view.x = this.scene.width / 2 - width / 2 / this.view.zoom;
+    this.view.y =
+      this.scene.height * this.view.zoom <= height
+        ? this.scene.height / 2 - height / 2 / this.view.zoom
+        : -8;
+    this.draw();
+  }
+
+  /** Move so that an item is in view; zoom in if it is too small to read. */
+  showItem(key: string): void {
+    const index = this.scene.byKey.get(key);
+    if (index === undefined) return;
+    const d = this.scene.drawn[index];
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    this.view.zoom = Math.max(this.view.zoom, 0.6);
+    const { x, y, zoom } = this.view;
+    const inside =
+      d.x >= x && d.y >= y && d.x + d.width <= x + width / zoom && d.y + Math.min(d.height, 60) <= y + height / zoom;
+    if (!inside) {
+      this.view.x = d.x + d.width / 2 - width / 2 / zoom;
+      this.view.y = d.height * zoom > height * 0.8 ? d.y - 20 / zoom : d.y + d.height / 2 - height / 2 / zoom;
+    }
+    this.draw();
+  }
+
+  zoomAt(factor: number, px = this.canvas.clientWidth / 2, py = this.canvas.clientHeight / 2): void {
+    const zoom = Math.min(LARGEST, Math.max(SMALLEST, this.view.zoom * factor));
+    this.view.x += px / this.view.zoom - px / zoom;
+    this.view.y += py / this.view.zoom - py / zoom;
+    this.view.zoom = zoom;
+    this.draw();
+  }
+
+  pan(dx: number, dy: number): void {
+    this.view.x += dx / this.view.zoom;
+    this.view.y += dy / this.view.zoom;
+    this.draw();
+  }
+
+  refreshTheme(): void {
+    this.theme = readTheme(this.canvas);
+    this.draw();
+  }
+
+  draw(): void {
+    if (this.pending) return;
+    this.pending = true;
+    requestAnimationFrame(() => {
+      this.pending = false;
+      this.drawNow();
+    });
+  }
+
+  private progress(): number {
+    if (!this.previous) return 1;
+    const t = Math.min(1, (performance.now() - this.started) / DURATION);
+    if (t >= 1) this.previous = this.origin = null;
+    return t * t * (3 - 2 * t);
+  }
+
+  private rectNow(drawn: Drawn): Rect {
+    const t = this.progress();
+    const from = this.previous && (this.previous.get(drawn.item.key) ?? this.origin);
+    if (!from || t >= 1) return { x: drawn.x, y: drawn.y, width: drawn.width, height: drawn.height };
+    const between = (a: number, b: number): number => a + (b - a) * t;
+    return {
+      x: between(from.x, drawn.x),
+      y: between(from.y, drawn.y),
+      width: between(from.width, drawn.width),
+      height: between(from.height, drawn.height),
+    };
+  }
+
+  drawNow(): void {
+    const start = performance.now();
+    const { canvas, view, theme } = this;
+    const ratio = devicePixelRatio || 1;
+    const width = Math.round(canvas.clientWidth * ratio);
+    const height = Math.round(canvas.clientHeight * ratio);
+    if (canvas.width !== width || canvas.height !== height) {
+      canvas.width = width;
+      canvas.height = height;
+    }
+    const c = this.painter.context;
+    c.setTransform(1, 0, 0, 1, 0, 0);
+    c.globalAlpha = 1;
+    c.fillStyle = theme.background;
+    c.fillRect(0, 0, width, height);
+    const zoom = view.zoom * ratio;
+    c.setTransform(zoom, 0, 0, zoom, -view.x * zoom, -view.y * zoom);
+    const t = this.progress();
+    const moving = this.previous !== null;
+    this.drawnCount = paint(
+      this.scene,
+      this.painter,
+      this.visible(),
+      view.zoom,
+      theme,
+      this.emphasis,
+      moving ? (d) => this.rectNow(d) : undefined,
+      moving ? t : 1,
+    );
+    this.drawMs = performance.now() - start;
+    if (moving) this.draw();
+    this.listener.onDraw();
+  }
+
+  visible(): Rect {
+    const { view, canvas } = this;
+    return { x: view.x, y: view.y, width: canvas.clientWidth / view.zoom, height: canvas.clientHeight / view.zoom };
+  }
+
+  svg(): SVGSVGElement {
+    const { scene } = this;
+    const painter = new SvgPainter(scene, this.theme.background, (text, font) => this.painter.measure(text, font));
+    paint(scene, painter, scene, 1, this.theme, this.emphasis);
+    return painter.svg;
+  }
+
+  hit(px: number, py: number): Hit {
+    const x = this.view.x + px / this.view.zoom;
+    const y = this.view.y + py / this.view.zoom;
+    let best: Drawn | null = null;
+    for (const d of this.scene.drawn) {
+      if (d.around < 0 || x < d.x || y < d.y || x > d.x + d.width || y > d.y + d.height) continue;
+      if (!best || d.depth >= best.depth) best = d;
+    }
+    if (best && !best.open) return { kind: "item", drawn: best };
+    const reach = 5 / this.view.zoom;
+    for (const line of this.scene.lines) {
+      const side = line.upwards ? 90 : reach;
+      if (Math.min(line.x1, line.x2) - reach > x || Math.max(line.x1, line.x2) + side < x) continue;
+      if (Math.min(line.y1, line.y2) - reach > y || Math.max(line.y1, line.y2) + reach < y) continue;
+      if (distanceTo(line, x, y) <= reach) return { kind: "values", values: line.values };
+    }
+    return best ? { kind: "item", drawn: best } : null;
+  }
+
+  private listen(): void {
+    const { canvas } = this;
+    let down: { x: number; y: number; moved: boolean } | null = null;
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button > 1) return;
+      down = { x: event.offsetX, y: event.offsetY, moved: false };
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (!down) {
+        this.hover(this.hit(event.offsetX, event.offsetY), event.clientX, event.clientY);
+        return;
+      }
+      const dx = event.offsetX - down.x;
+      const dy = event.offsetY - down.y;
+      if (!down.moved && Math.hypot(dx, dy) < 4) return;
+      this.pan(-dx, -dy);
+      down = { x: event.offsetX, y: event.offsetY, moved: true };
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      if (down && !down.moved) this.listener.onClick(this.hit(event.offsetX, event.offsetY));
+      down = null;
+    });
+    canvas.addEventListener("pointerleave", () => this.hover(null, 0, 0));
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        const unit = event.deltaMode === 1 ? 16 : 1;
+        if (event.ctrlKey || event.metaKey) {
+          this.zoomAt(Math.exp((-event.deltaY * unit) / 200), event.offsetX, event.offsetY);
+        } else if (event.shiftKey) this.pan(event.deltaY * unit, event.deltaX * unit);
+        else this.pan(event.deltaX * unit, event.deltaY * unit);
+      },
+      { passive: false },
+    );
+  }
+
+  private hover(hit: Hit, x: number, y: number): void {
+    const key = hit?.kind === "item" ? hit.drawn.item.key : null;
+    this.canvas.style.cursor = hit ? "pointer" : "grab";
+    if (key !== this.emphasis.hovered) {
+      this.emphasis.hovered = key;
+      this.draw();
+    }
+    this.listener.onHover(hit, x, y);
+  }
+
+  /** The nearest item in a direction, for the arrow keys. */
+  neighbour(key: string | null, dx: number, dy: number): Item | null {
+    const from = key === null ? undefined : this.scene.byKey.get(key);
+    const candidates = this.scene.drawn.filter((d) => !d.open);
+    if (from === undefined) return candidates[0]?.item ?? null;
+    const d = this.scene.drawn[from];
+    const cx = d.x + d.width / 2;
+    const cy = dy ? d.y + (dy > 0 && d.open ? 0 : d.height / 2) : d.y + Math.min(d.height, 30) / 2;
+    let best: Drawn | null = null;
+    let least = Infinity;
+    for (const other of candidates) {
+      if (other === d) continue;
+      const ox = other.x + other.width / 2 - cx;
+      const oy = other.y + (dy ? other.height / 2 : Math.min(other.height, 30) / 2) - cy;
+      const along = ox * dx + oy * dy;
+      const across = Math.abs(ox * dy) + Math.abs(oy * dx);
+      if (along <= 2) continue;
+      const cost = along + 2.5 * across;
+      if (cost < least) [least, best] = [cost, other];
+    }
+    return best?.item ?? null;
+  }
+}
