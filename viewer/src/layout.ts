@@ -45,6 +45,7 @@ export const GAP_X = 22;
 const GAP_Y = 38;
 const BORDER_GAP = 20;
 const RAIL = 12;
+const RAIL_GAP = 10;
 const SWEEPS = 6;
 const ALIGNMENTS = 12;
 const MORE_ALIGNMENTS = 36;
@@ -77,10 +78,11 @@ export function layOut(items: Sized[], links: LayoutLink[]): LaidOut {
   for (let l = 0; l < layers.length; l++) layers[l] ??= [];
   const backwards: Segment[] = [];
   const segments: Segment[] = [];
-  links.forEach((link, index) => route(link, index, places, layers, segments, backwards));
+  const rails = links.map((link, i) => route(link, i, places, layers, segments, backwards));
   order(layers, items, links);
   const offset = slots(items, places);
   align(layers, offset);
+  straighten(layers, rails, offset);
   return place(items, layers, segments, backwards, places, offset);
 }
 
@@ -149,7 +151,7 @@ function topological(items: Sized[], down: number[][]): number[] {
   return sorted;
 }
 
-/** Lead a link through the layers between its items. */
+/** Lead a link through the layers between its items; return the places on its way. */
 function route(
   link: LayoutLink,
   index: number,
@@ -157,7 +159,7 @@ function route(
   layers: Place[][],
   segments: Segment[],
   backwards: Segment[],
-): void {
+): Place[] {
   const source = places[link.from];
   const rail: Place[] = [];
   const at = (layer: number): Place => {
@@ -175,6 +177,7 @@ function route(
     if (target.layer > source.layer) join(at(target.layer - 1), target, index, segments);
     else backwards.push({ a: source, b: target, link: index });
   }
+  return rail;
 }
 
 function join(a: Place, b: Place, link: number, segments: Segment[]): void {
@@ -289,6 +292,46 @@ function align(layers: Place[][], offset: Offset): void {
       if (layer.length) settle(layer, offset, round >= rounds / 2 ? "both" : down ? "up" : "down");
     }
   }
+}
+
+/** Draw links that pass several layers as straight as their neighbours allow. */
+function straighten(layers: Place[][], rails: Place[][], offset: Offset): void {
+  for (const rail of rails.filter((each) => each.length).sort((a, b) => b.length - a.length)) {
+    let start = 0;
+    while (start < rail.length) {
+      let low = -Infinity;
+      let high = Infinity;
+      let end = start;
+      while (end < rail.length) {
+        const layer = layers[rail[end].layer];
+        const { order, width } = rail[end];
+        const before = layer[order - 1];
+        const after = layer[order + 1];
+        const least = before ? before.x + (before.width + width) / 2 + RAIL_GAP : -Infinity;
+        const most = after ? after.x - (after.width + width) / 2 - RAIL_GAP : Infinity;
+        if (Math.max(low, least) > Math.min(high, most)) break;
+        low = Math.max(low, least);
+        high = Math.min(high, most);
+        end++;
+      }
+      const run = rail.slice(start, Math.max(end, start + 1));
+      if (end > start) {
+        const wanted = wantedX(run, offset);
+        for (const place of run) place.x = Math.min(high, Math.max(low, wanted));
+      }
+      start += run.length;
+    }
+  }
+}
+
+/** Where a straight run would lie best: over what it leads to, or else under where it comes from. */
+function wantedX(run: Place[], offset: Offset): number {
+  const last = run[run.length - 1];
+  const below = last.down.filter((s) => s.b.item >= 0);
+  if (below.length === 1 && last.down.length === 1) return below[0].b.x + offset(below[0].b, below[0], false);
+  const above = run[0].up[0];
+  if (above) return above.a.x + offset(above.a, above, true);
+  return run.reduce((sum, place) => sum + place.x, 0) / run.length;
 }
 
 /** Give a layer the positions nearest to those wanted that keep order and distances.

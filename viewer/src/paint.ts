@@ -171,13 +171,11 @@ function paintClosed(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, t
   const details = [item.subtitle, heat?.text].filter(Boolean).join(" · ");
   if (details) {
     painter.text(details, middle, line, "small", heat ? theme.text : theme.muted, "center", alpha);
-    if (item.subtitle) line += 14;
+    line += 14;
   }
-  if (item.chips.length && 10 * zoom >= 4) {
-    const top = line - (item.subtitle || !details ? 7 : 7);
-    for (let i = 0; i < item.chips.length; i++) {
-      painter.text(item.chips[i], middle, top + 5 + 13 * i, "small", theme.muted, "center", alpha);
-    }
+  for (const chip of item.chips) {
+    painter.text(chip, middle, line - 1, "small", theme.muted, "center", alpha);
+    line += 13;
   }
 }
 

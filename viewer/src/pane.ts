@@ -79,10 +79,12 @@ export class Pane {
   setOverlay(overlay: Overlay | null, all: Overlay[]): void {
     this.overlay = overlay;
     this.overlays = all;
-    this.picture.emphasis.heat = overlay ? (item) => overlay.heat(item) : () => null;
+    const heat = overlay ? (item: Item) => overlay.heat(item) : () => null;
+    this.picture.emphasis.heat = heat;
+    this.picture.builder.suffix = (item) => heat(item)?.text ?? "";
     this.showShares();
     this.details.show(this.selection, all);
-    this.picture.draw();
+    this.rebuild(() => undefined);
   }
 
   private showShares(): void {

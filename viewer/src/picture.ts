@@ -15,6 +15,7 @@ export interface Listener {
   onDraw(): void;
 }
 
+const FIRST_BOXES = 26;
 const DURATION = 260;
 const LARGEST = 4;
 const SMALLEST = 0.02;
@@ -61,22 +62,32 @@ export class Picture {
     new ResizeObserver(() => this.draw()).observe(canvas);
   }
 
-  /** Open modules level by level while the picture stays small enough to read. */
+  /** Open modules level by level while the picture is easy to read; then one that shows more. */
   private openFirst(): void {
     const { contents } = this.builder;
     const choices = this.choices();
+    const size = (box: number): number => contents.build(box, choices).items.length;
     let level = [0];
     let count = 0;
     while (level.length) {
       const inside = level.flatMap((box) => contents.build(box, choices).items);
-      const closed = inside.filter((item) => item.canOpen && item.boxes.length === 1);
-      const next = closed.map((item) => item.boxes[0]).filter((box) => !this.model.isNode(box));
+      const next = inside.flatMap((item) => (item.canOpen ? item.boxes.slice(0, 1) : []));
+      const modules = next.filter((box) => !this.model.isNode(box)).slice(0, FIRST_BOXES);
       count += inside.length;
-      const more = next.reduce((sum, box) => sum + this.model.children.of(box).length, 0);
-      if (!next.length || count + more > (level.length === 1 && inside.length < 4 ? 60 : 24)) break;
-      for (const box of next) this.open.add(box);
-      level = next;
+      const more = modules.reduce((sum, box) => sum + size(box), 0);
+      const fits = count + more <= FIRST_BOXES || (next.length === 1 && more <= 2 * FIRST_BOXES);
+      if (!fits && count < FIRST_BOXES) {
+        const largest = modules.reduce((a, b) => (this.weight(b) > this.weight(a) ? b : a), modules[0]);
+        if (largest !== undefined && size(largest) <= FIRST_BOXES) this.open.add(largest);
+      }
+      if (!fits) break;
+      for (const box of modules) this.open.add(box);
+      level = modules;
     }
+  }
+
+  private weight(box: number): number {
+    return this.model.nodesIn(box).length;
   }
 
   private choices() {

@@ -97,6 +97,8 @@ const ROOT_ITEM: Item = {
 /** Lays out the open boxes of a model; keeps what did not change since the last time. */
 export class SceneBuilder {
   readonly contents: ContentBuilder;
+  /** A text that is drawn behind the subtitle of an item, such as a result. */
+  suffix: (item: Item) => string = () => "";
   private frames = new Map<number, Frame>();
 
   constructor(
@@ -146,8 +148,9 @@ export class SceneBuilder {
     const mark = item.canOpen ? 16 : 0;
     let width = measure(item.title, isModule ? "title" : "text") + mark;
     let height = 24;
-    if (item.subtitle) {
-      width = Math.max(width, measure(item.subtitle, "small"));
+    const details = [item.subtitle, this.suffix(item)].filter(Boolean).join(" · ");
+    if (details) {
+      width = Math.max(width, measure(details, "small"));
       height += 14;
     }
     for (const chip of item.chips) width = Math.max(width, measure(chip, "small") + 8);
@@ -186,7 +189,8 @@ export class SceneBuilder {
       if (link.leaves) link.to = [...link.to, exitIndex.get(link.values[0])!];
     }
     const laid = layOut(sized, links);
-    const minimum = this.measure(item.title, "title") + this.measure(item.subtitle, "small") + 64;
+    const details = `${item.subtitle} · ${this.suffix(item)}`;
+    const minimum = this.measure(item.title, "title") + this.measure(details, "small") + 64;
     const side = isRoot ? MARGIN : SIDE;
     const width = Math.max(laid.width + 2 * side, isRoot ? 0 : minimum);
     const left = (width - laid.width) / 2;

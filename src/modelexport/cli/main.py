@@ -16,6 +16,7 @@ from modelexport.errors import ModelExportError
 COMMANDS = {
     "export": ("export:export_command", "Export a model with its map."),
     "analyze": ("analyze:analyze_command", "Show what is in a file, module by module."),
+    "view": ("view:view_command", "Write a page that shows the model as nested modules."),
     "validate": ("validate:validate_command", "Check a file and its tags; repair them."),
     "compare": ("compare:compare_command", "Compare two files, module by module."),
     "extract": ("extract:extract_command", "Write one module as a runnable model."),

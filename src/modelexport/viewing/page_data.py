@@ -102,22 +102,30 @@ def _facts(model: TaggedModel) -> dict[str, str]:
 
 
 class _Modules:
-    """The modules by path, parents before their children, and those that only tags name."""
+    """The modules in the order in which they run, parents before their children.
+
+    Those that only tags name are among them.
+    """
 
     def __init__(
         self, records: Mapping[str, ModuleRecord], tags: Sequence[NodeTag | None]
     ) -> None:
         self._records = records
-        paths: dict[str, None] = {}
+        children: dict[str, list[str]] = {}
         named = {tag.hierarchy_module: None for tag in tags if tag is not None}
         for path in (*records, *named):
-            parts = path.split(".")
-            for end in range(1 if path else 0, len(parts)):
-                paths.setdefault(".".join(parts[:end]))
-            if path or named:
-                paths.setdefault("")
-            paths.setdefault(path)
-        self._indices = {path: index for index, path in enumerate(paths)}
+            while path not in children:
+                children[path] = []
+                path = path.rpartition(".")[0]
+        for path in filter(None, children):
+            children[path.rpartition(".")[0]].append(path)
+        self._indices: dict[str, int] = {}
+        first = _first_runs(records, children)
+        pending = [""] if children else []
+        while pending:
+            path = pending.pop()
+            self._indices[path] = len(self._indices)
+            pending += sorted(children[path], key=lambda each: first[each], reverse=True)
 
     def index(self, path: str | None) -> int:
         """Return the index of a module, -1 for None."""
@@ -145,6 +153,22 @@ class _Modules:
             )
         names = ("parent", "name", "class", "tag", "status", "calls", "parameters", "flops")
         return {name: list(column) for name, column in zip(names, zip(*rows), strict=bool(rows))}
+
+
+def _first_runs(
+    records: Mapping[str, ModuleRecord], children: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[int, tuple[int, str]]]:
+    """Return, to sort by, when a module or one below it first runs; then its number or name."""
+    last = len(records)
+    runs = {}
+    for path in sorted(children, key=lambda path: (bool(path), path.count(".")), reverse=True):
+        record = records.get(path)
+        own = None if record is None else record.execution_order
+        inside = min((runs[each][0] for each in children[path]), default=last)
+        name = path.rpartition(".")[2]
+        number = int(name) if name.isdecimal() and len(name) < 10 else last
+        runs[path] = (inside if own is None else min(own, inside), (number, name))
+    return runs
 
 
 class _Values:
