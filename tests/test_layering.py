@@ -41,6 +41,7 @@ ROOMS = [
     "retagging",
     "profiling",
     "quantization",
+    "viewing",
     "request",
     "source",
     "pipeline",

@@ -116,6 +116,7 @@ PUBLIC = {
     "UnknownOptionError",
     "Validation",
     "Verification",
+    "View",
     "WeightChanges",
     "analyze",
     "compare",
@@ -142,6 +143,7 @@ PUBLIC = {
     "strip",
     "validate",
     "verify",
+    "view",
 }
 
 

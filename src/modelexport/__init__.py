@@ -116,6 +116,7 @@ if TYPE_CHECKING:
         Verification,
     )
     from modelexport.verification.verify import verify
+    from modelexport.viewing.page import View, view
 
 __version__ = "0.1.0"
 
@@ -169,6 +170,7 @@ _HOMES = {
     "tagged.strip": "strip",
     "verification.records": "Blame ModuleParity Outcome TensorParity Verification",
     "verification.verify": "verify",
+    "viewing.page": "View view",
 }
 """The public names by the module that defines them; `new=old` where the module has another name."""
 
@@ -268,6 +270,7 @@ __all__ = [
     "UnknownOptionError",
     "Validation",
     "Verification",
+    "View",
     "WeightChanges",
     "analyze",
     "annotate_layers",
@@ -293,6 +296,7 @@ __all__ = [
     "strip",
     "validate",
     "verify",
+    "view",
 ]
 
 

@@ -27,6 +27,8 @@ export class Pane {
   selection: Selection | null = null;
   overlay: Overlay | null = null;
   overlays: Overlay[] = [];
+  /** The item that the arrow keys start from. */
+  private cursor: string | null = null;
   private readonly details: Details;
   private readonly minimap: Minimap;
   private readonly nodeCounts: Float64Array;
@@ -137,6 +139,7 @@ export class Pane {
     this.selection = selection;
     this.emphasize();
     const key = this.selectedKey();
+    if (options.reveal !== false) this.cursor = key;
     if (key && options.reveal !== false) picture.showItem(key);
     this.tree.select(this.selectedModule());
     this.details.show(selection, this.overlays);
@@ -166,7 +169,9 @@ export class Pane {
     if (selection.kind === "stack") return `s${selection.boxes[0]}-${selection.boxes[selection.boxes.length - 1]}`;
     if (selection.kind === "module") return `e${selection.module}`;
     const producer = model.producer[selection.value];
-    return producer >= 0 ? picture.keyOf(model.boxOfNode(producer)) : null;
+    if (producer >= 0) return picture.keyOf(model.boxOfNode(producer));
+    const pill = picture.scene.drawn.find((d) => d.item.kind === "input" && d.item.subject === selection.value);
+    return pill?.item.key ?? null;
   }
 
   /** Draw the selection: the box with its edges, or the way of a value up and down. */
@@ -195,6 +200,7 @@ export class Pane {
     if (!hit) return this.select(null);
     if (hit.kind === "values") return this.select({ kind: "value", value: hit.values[0] }, { reveal: false });
     const { item } = hit.drawn;
+    this.cursor = item.key;
     if (item.canOpen) this.toggle(item);
     this.select(this.selectionOf(item), { reveal: false });
   }
@@ -265,8 +271,10 @@ export class Pane {
     const arrow = arrows[event.key];
     if (arrow && event.shiftKey) picture.pan(arrow[0] * 60, arrow[1] * 60);
     else if (arrow && !event.altKey) {
-      const item = picture.neighbour(key, arrow[0], arrow[1]);
+      const known = this.cursor !== null && picture.scene.byKey.has(this.cursor);
+      const item = picture.neighbour(known ? this.cursor : key, arrow[0], arrow[1]);
       if (item) {
+        this.cursor = item.key;
         this.select(this.selectionOf(item), { reveal: false });
         picture.showItem(item.key);
       }

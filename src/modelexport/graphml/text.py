@@ -45,9 +45,7 @@ def attributes_text(attributes: Iterable[AttributeProto], most_values: int = _MO
     return escape_name(msgspec.json.encode(values).decode()) if values else ""
 
 
-def _describe_attribute(
-    attribute: AttributeProto, most_values: int
-) -> _Readable | list[_Readable]:
+def _describe_attribute(attribute: AttributeProto, most_values: int) -> _Readable | list[_Readable]:
     if attribute.ref_attr_name:
         return f"@{escape_name(attribute.ref_attr_name)}"
     try:

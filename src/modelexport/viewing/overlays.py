@@ -49,7 +49,9 @@ def read_overlays(path: StrPath) -> list[Overlay]:
     except OSError as error:
         raise FileError(f"cannot read {source}: {error.strerror}") from error
     except UNREADABLE as error:
-        raise FormatError(f"{source} is not the result of a command: {error}", hint=_HINT) from error
+        raise FormatError(
+            f"{source} is not the result of a command: {error}", hint=_HINT
+        ) from error
     for field, read in _READERS.items():
         if field in result:
             try:

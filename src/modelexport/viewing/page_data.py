@@ -107,9 +107,7 @@ class _Modules:
     Those that only tags name are among them.
     """
 
-    def __init__(
-        self, records: Mapping[str, ModuleRecord], tags: Sequence[NodeTag | None]
-    ) -> None:
+    def __init__(self, records: Mapping[str, ModuleRecord], tags: Sequence[NodeTag | None]) -> None:
         self._records = records
         children: dict[str, list[str]] = {}
         named = {tag.hierarchy_module: None for tag in tags if tag is not None}
@@ -133,26 +131,26 @@ class _Modules:
 
     def columns(self, texts: Texts) -> dict[str, list[Any]]:
         """Return the columns of the modules."""
-        rows = []
+        names = ("parent", "name", "class", "tag", "status", "calls", "parameters", "flops")
+        table: dict[str, list[Any]] = {name: [] for name in names}
         for path in self._indices:
             parent, _, name = path.rpartition(".")
             record = self._records.get(path)
             count = None if record is None else record.parameter_count
             flops = None if record is None else record.flops
-            rows.append(
-                (
-                    self._indices[parent] if path else -1,
-                    texts.add(name),
-                    texts.add("" if record is None else record.class_),
-                    texts.add((record.tag if record is not None else None) or ""),
-                    texts.add("" if record is None else record.status),
-                    0 if record is None else record.calls,
-                    None if count is msgspec.UNSET else count,
-                    None if flops is msgspec.UNSET else flops,
-                )
+            row = (
+                self._indices[parent] if path else -1,
+                texts.add(name),
+                texts.add("" if record is None else record.class_),
+                texts.add((record.tag if record is not None else None) or ""),
+                texts.add("" if record is None else record.status),
+                0 if record is None else record.calls,
+                None if count is msgspec.UNSET else count,
+                None if flops is msgspec.UNSET else flops,
             )
-        names = ("parent", "name", "class", "tag", "status", "calls", "parameters", "flops")
-        return {name: list(column) for name, column in zip(names, zip(*rows), strict=bool(rows))}
+            for column, value in zip(table.values(), row, strict=True):
+                column.append(value)
+        return table
 
 
 def _first_runs(
@@ -160,7 +158,7 @@ def _first_runs(
 ) -> dict[str, tuple[int, tuple[int, str]]]:
     """Return, to sort by, when a module or one below it first runs; then its number or name."""
     last = len(records)
-    runs = {}
+    runs: dict[str, tuple[int, tuple[int, str]]] = {}
     for path in sorted(children, key=lambda path: (bool(path), path.count(".")), reverse=True):
         record = records.get(path)
         own = None if record is None else record.execution_order

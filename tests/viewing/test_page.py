@@ -1,0 +1,393 @@
+"""The page in a real browser: what it draws, and what people do with it."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from benchmarks.generated import write_graph
+from torch import nn
+
+import modelexport
+from exports import export
+from retag.tools import apply
+from viewing.browser import VIEWER, Browser, missing
+from viewing.pages import FRAMES, PageModel, Picture, read_page
+from viewing.test_page_data import Hostile, export_hostile
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+PANE = "modelexportPage.inspect().panes[0]"
+ALL = "header button:text-is('all')"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of a model with repeated layers."""
+    folder = tmp_path_factory.mktemp("bert")
+    path, _, _ = export("bert", "fx", folder)
+    return modelexport.view(path, folder / "bert.html").path
+
+
+@pytest.fixture(scope="module")
+def tower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tower")
+    path = folder / "tower.onnx"
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(12)))
+    model = nn.Sequential(layers, nn.Dropout(), nn.Linear(8, 3)).eval()
+    modelexport.export_model(model, torch.rand(2, 8), path)
+    return modelexport.view(path).path
+
+
+def test_opens_without_messages_and_requests(browser: Browser, bert: Path) -> None:
+    browser.open(bert)
+    browser.screenshot("bert")
+    assert browser.problems() == []
+    titles = browser.titles()
+    assert {"input_ids", "embeddings", "encoder", "pooler"} <= set(titles)
+    assert "word_embeddings" in titles
+    assert "nodes" in browser.text("footer")
+    assert browser.text("h2") == "model.onnx"
+
+
+def test_a_click_opens_and_closes_in_place(browser: Browser, bert: Path) -> None:
+    browser.open(bert, "#open=m:encoder")
+    before = set(browser.titles())
+    at = browser.click("layer.0")
+    opened = browser.find("layer.0")
+    browser.screenshot("bert-layer-open")
+    assert opened["open"]
+    assert opened["x"] == pytest.approx(at["x"], abs=1)
+    assert opened["y"] == pytest.approx(at["y"], abs=1)
+    assert {"attention", "intermediate", "output"} <= set(browser.titles())
+    assert browser.text("h2") == "encoder.layer.0"
+    assert "BertLayer" in browser.text(".details")
+    browser.click("layer.0")
+    assert set(browser.titles()) == before
+    assert browser.problems() == []
+
+
+def test_initializers_and_single_operators(browser: Browser, bert: Path) -> None:
+    browser.open(bert, "#open=m:embeddings")
+    norm = browser.find("LayerNorm")
+    assert norm["kind"] == "module"
+    assert norm["subtitle"] == "LayerNormalization"
+    assert [chip.split()[0] for chip in norm["chips"]] == ["weight", "bias"]
+    words = browser.find("word_embeddings")
+    assert words["chips"][0].startswith("weight ")
+    assert "×" in words["chips"][0]
+
+
+def test_repeated_modules_are_one_stack(browser: Browser, tower: Path) -> None:
+    browser.open(tower, "#open=m:0")
+    browser.screenshot("stack")
+    stack = browser.find("0 … 11 × 12")
+    assert stack["kind"] == "stack"
+    browser.evaluate(f"{PANE}.selectModule({PANE}.model.moduleIndex.get('0.5'))")
+    browser.screenshot("stack-member-open")
+    titles = browser.titles()
+    assert {"0 … 4 × 5", "5", "6 … 11 × 6"} <= set(titles)
+    assert browser.find("5")["open"]
+    browser.click("6 … 11 × 6")
+    assert {"6", "7 … 11 × 5"} <= set(browser.titles())
+    browser.open(tower, "#open=m:0")
+    browser.button("summary")
+    browser.button("text=repeated modules one by one")
+    assert {str(number) for number in range(12)} <= set(browser.titles())
+
+
+def test_modules_without_nodes_are_dashed_where_wanted(browser: Browser, tower: Path) -> None:
+    browser.open(tower)
+    assert not any(box["kind"] == "empty" for box in browser.boxes().values())
+    browser.button("summary")
+    browser.button("text=modules without nodes")
+    browser.screenshot("modules-without-nodes")
+    empty = [box for box in browser.boxes().values() if box["kind"] == "empty"]
+    assert [(box["title"], box["subtitle"]) for box in empty] == [("1", "Dropout, absorbed")]
+
+
+def test_search_with_the_keyboard(browser: Browser, bert: Path) -> None:
+    browser.open(bert)
+    browser.press("/")
+    browser.type("softmax")
+    browser.screenshot("search")
+    first = browser.text("#results [role=option]")
+    assert first.startswith("node")
+    assert "Softmax" in first
+    browser.press("ArrowDown", "ArrowUp", "Enter")
+    assert browser.text("h2") == "Softmax"
+    assert "Softmax" in browser.titles()
+    assert browser.evaluate("document.activeElement.className") == "picture"
+    for query, kind in (("LayerNorm", "module"), ("word_embeddings.weight", "initializer")):
+        browser.press("/")
+        browser.evaluate("document.activeElement.value = ''")
+        browser.type(query)
+        assert browser.text("#results [role=option] .kind") == kind
+    browser.evaluate("document.activeElement.value = ''")
+    browser.type("1x1x")
+    assert browser.text("#results [role=option] .kind") == "value"
+    browser.press("Escape")
+    assert browser.evaluate("document.querySelector('#results').hidden")
+    assert browser.problems() == []
+
+
+def test_deep_links_back_and_forward(browser: Browser, bert: Path) -> None:
+    browser.open(bert, "#open=m:encoder.layer.1.attention.self&select=m:encoder.layer.1.attention")
+    assert browser.text("h2") == "encoder.layer.1.attention"
+    assert {"query", "key", "value"} <= set(browser.titles())
+    assert browser.text(".crumbs").endswith("layer›1›attention")
+    first = set(browser.titles())
+    browser.click("query")
+    link = browser.evaluate("location.hash")
+    assert "query" in link
+    opened = set(browser.titles())
+    browser.back()
+    assert set(browser.titles()) == first
+    browser.open(bert, link)
+    assert set(browser.titles()) == opened
+    browser.open(bert, "#open=m:nothing,%ZZ&select=v:nothing")
+    assert browser.problems() == []
+
+
+def test_a_value_shows_its_way(browser: Browser, bert: Path) -> None:
+    browser.open(bert, "#open=m:encoder.layer.0.attention.self")
+    value = browser.evaluate(
+        f"""(() => {{ const p = {PANE}; const m = p.model;
+          const node = m.raw.nodes.op.findIndex(op => m.texts[op] === "Softmax");
+          p.select({{ kind: "value", value: m.outputs.of(node)[0] }}); return node; }})()"""
+    )
+    browser.screenshot("value-selected")
+    assert value >= 0
+    lit = set(browser.evaluate(f"[...{PANE}.picture.emphasis.lit]"))
+    boxes = browser.boxes()
+    dimmed = {box["title"] for key, box in boxes.items() if key not in lit}
+    assert "value" in dimmed  # what the attention weights multiply is not on their way
+    assert {"query", "key", "encoder"} <= {boxes[key]["title"] for key in lit if key in boxes}
+    assert "producer" in browser.text(".details")
+
+
+def test_keyboard_only(browser: Browser, bert: Path) -> None:
+    browser.open(bert, "#open=")
+    browser.evaluate(f"{PANE}.picture.canvas.focus()")
+    titles = []
+    for _ in range(4):
+        browser.press("ArrowDown")
+        titles.append(browser.text("footer"))
+    assert len(set(titles)) > 2
+    assert all("selected: " in title for title in titles)
+    browser.evaluate(f"{PANE}.selectModule({PANE}.model.moduleIndex.get('encoder'))")
+    browser.evaluate(f"{PANE}.picture.canvas.focus()")
+    before = browser.find("encoder")["open"]
+    browser.press("Enter")
+    assert browser.find("encoder")["open"] != before
+    browser.press("+", "-", "0", "Escape")
+    browser.evaluate("document.querySelector('[role=tree]').focus()")
+    browser.press("Home", "ArrowDown", "ArrowDown", "Enter")
+    assert browser.text("[role=treeitem][aria-selected=true] .name")
+    browser.press("ArrowLeft", "ArrowRight", "End", "ArrowUp", "Enter")
+    browser.screenshot("keyboard")
+    roles = browser.evaluate("[...document.querySelectorAll('[role]')].map(e => e.role)")
+    assert {"tree", "treeitem", "application", "combobox", "status"} <= set(roles)
+    browser.press("?")
+    assert browser.evaluate("document.querySelector('dialog').open")
+    browser.press("Escape")
+    assert browser.problems() == []
+
+
+def test_overlay_colours(browser: Browser, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Softmax(-1)).eval()
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(model, torch.rand(2, 8), path)
+    rows = [{"path": str(i), "own_ms": own} for i, own in enumerate((8.0, 1.0, 0.0))]
+    overlay = tmp_path / "times.json"
+    overlay.write_text(json.dumps({"kernel_ms": 9.0, "modules": rows}))
+    page = modelexport.view(path, overlays=[overlay]).path
+    browser.open(page, "#open=")
+    browser.screenshot("overlay")
+    hot, warm, cold = (browser.color_at(name) for name in ("0", "1", "2"))
+    assert hot[2] < warm[2] < cold[2]  # less blue is more orange
+    assert "latency" in browser.text(".legend")
+    assert "9 ms" in browser.text(".legend")
+    assert "top ten: latency" in browser.text(".details")
+    assert browser.text(".details .links li").startswith("0")
+    browser.choose("select[aria-label=scale]", "log")
+    browser.choose("select[aria-label='over modules']", "max")
+    assert "maximum" in browser.text(".legend")
+    assert "8 ms" in browser.text(".legend")
+    browser.choose("select[aria-label=colour]", "-1")
+    assert browser.color_at("0") == browser.color_at("2")
+    assert browser.problems() == []
+
+
+def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
+    page = modelexport.view(export_hostile(tmp_path)).path
+    browser.open(page)
+    browser.screenshot("hostile-names")
+    titles = browser.titles()
+    assert set(Hostile.NAMES[:2]) <= set(titles)
+    for name in Hostile.NAMES:
+        browser.evaluate(f"{PANE}.selectModule({PANE}.model.moduleIndex.get({json.dumps(name)}))")
+    browser.press("/")
+    browser.type("<img")
+    assert "<img src=x onerror=alert(1)>" in browser.text("#results")
+    assert browser.evaluate("document.querySelectorAll('img, iframe').length") == 0
+    assert "\u202e" not in browser.evaluate("document.body.innerText")
+    assert browser.problems() == []
+
+
+def test_save_as_svg_and_print(browser: Browser, bert: Path, tmp_path: Path) -> None:
+    browser.open(bert)
+    browser.button("summary")
+    name = browser.download("text=save as SVG", tmp_path / "saved.svg")
+    assert name == "model.svg"
+    texts = [e.text for e in ElementTree.parse(tmp_path / "saved.svg").iter() if e.text]
+    assert any("encoder" in text for text in texts)
+    browser.pdf(tmp_path / "printed.pdf")
+    assert (tmp_path / "printed.pdf").read_bytes().startswith(b"%PDF")
+    assert browser.problems() == []
+
+
+def test_dark_and_narrow(browser: Browser, bert: Path) -> None:
+    browser.open(bert, dark=True, width=760, height=700)
+    browser.screenshot("dark")
+    background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == "rgb(24, 29, 40)"
+    browser.button("summary")
+    browser.button("text=light or dark")
+    assert browser.evaluate("document.documentElement.dataset.theme") == "light"
+    assert browser.problems() == []
+
+
+def test_two_files_side_by_side(browser: Browser, tmp_path: Path) -> None:
+    path, _, _ = export("bert", "fx", tmp_path)
+    changed, other = tmp_path / "changed.onnx", tmp_path / "fused.onnx"
+    assert apply("ort-extended", path, changed, {})
+    modelexport.retag(path, changed, other)
+    page = modelexport.view(path, tmp_path / "both.html", other=other).path
+    browser.open(page, "#open=m:encoder.layer.0")
+    browser.screenshot("side-by-side")
+    assert browser.evaluate("modelexportPage.inspect().panes.length") == 2
+    for pane in (0, 1):
+        assert "attention" in browser.titles(pane)
+    browser.click("attention", pane=1)
+    assert browser.find("attention", pane=0)["open"]
+    marks = browser.evaluate(
+        """modelexportPage.inspect().panes.map(p =>
+             p.picture.scene.drawn.map(d => p.picture.emphasis.mark(d.item)).filter(Boolean))"""
+    )
+    assert "removed" in marks[0] or "changed" in marks[0]
+    assert "added" in marks[1] or "changed" in marks[1]
+    assert browser.problems() == []
+
+
+PICTURES = (
+    *((name, "fx") for name in ("bert", "llama", "t5", "swin", "resnet", "sixty_levels")),
+    *(("conditional_bodies", "fx"), ("swin", "htp"), ("block_three_times", "htp")),
+    ("optimized", "fx"),
+)
+
+
+@pytest.mark.parametrize(("name", "strategy"), PICTURES)
+def test_every_node_once_and_every_edge(
+    name: str, strategy: str, browser: Browser, tmp_path: Path
+) -> None:
+    path, _, _ = export("bert" if name == "optimized" else name, strategy, tmp_path)
+    if name == "optimized":
+        changed, out = tmp_path / "changed.onnx", tmp_path / "out.onnx"
+        assert apply("ort-all", path, changed, {})
+        modelexport.retag(path, changed, out)
+        path = out
+    page = modelexport.view(path, tmp_path / "page.html").path
+    graph = modelexport.load(path).graph
+    model = PageModel(read_page(page)["models"][0])
+    browser.open(page)
+    browser.screenshot(f"{name}-{strategy}")
+    Picture(model, browser.evaluate(FRAMES)).check_nodes(graph)
+    chooser = random.Random(0)
+    for _ in range(3):
+        groups = [box for box in range(1, model.count) if chooser.random() < 0.5]
+        opened = {outer for box in groups for outer in model.around(box)} | {0}
+        browser.evaluate(
+            f"""(() => {{ const p = {PANE}.picture; p.open.clear();
+              for (const b of {sorted(opened)}) p.open.add(b);
+              p.builder.clear(); p.layOut(); }})()"""
+        )
+        picture = Picture(model, browser.evaluate(FRAMES))
+        picture.check_nodes(graph)
+        picture.check_edges()
+    browser.button(ALL)
+    browser.screenshot(f"{name}-{strategy}-all")
+    picture = Picture(model, browser.evaluate(FRAMES))
+    picture.check_nodes(graph)
+    assert picture.check_edges() >= len(graph.nodes) // 3
+    overlaps = browser.evaluate(OVERLAPS.format(pane=PANE))
+    assert overlaps == []
+    assert browser.problems() == []
+
+
+OVERLAPS = """(() => {{
+  const drawn = {pane}.picture.scene.drawn;
+  const found = [];
+  const inside = new Map();
+  drawn.forEach((d, i) => {{
+    if (d.around < 0) return;
+    const box = drawn[d.around];
+    if (d.x < box.x - 1 || d.y < box.y - 1 || d.x + d.width > box.x + box.width + 1
+        || d.y + d.height > box.y + box.height + 1) found.push([d.item.title, "outside"]);
+    if (!inside.has(d.around)) inside.set(d.around, []);
+    for (const other of inside.get(d.around)) {{
+      if (d.x < other.x + other.width && other.x < d.x + d.width
+          && d.y < other.y + other.height && other.y < d.y + d.height)
+        found.push([d.item.title, other.item.title]);
+    }}
+    inside.get(d.around).push(d);
+  }});
+  return found;
+}})()"""
+
+
+def test_a_hundred_thousand_nodes(browser: Browser, tmp_path: Path) -> None:
+    write_graph(tmp_path / "m.onnx", 100_000)
+    result = modelexport.view(tmp_path / "m.onnx")
+    assert result.size < 3_000_000
+    browser.open(result.path)
+    browser.screenshot("hundred-thousand")
+    assert "100,000 nodes" in browser.text("footer")
+    browser.press("/")
+    browser.type("Sigmoid_50000")
+    browser.press("Enter")
+    assert browser.text("h2") == "Sigmoid"
+    browser.screenshot("hundred-thousand-node")
+    browser.button(ALL)
+    count = browser.evaluate(f"{PANE}.picture.scene.drawn.length")
+    assert 2_000 < count < 20_000
+    assert "Too many boxes" in browser.text("footer") or count > 5_000
+    assert browser.problems() == []
+
+
+def test_the_bundle_is_built_from_its_source(tmp_path: Path) -> None:
+    subprocess.run(["node", str(VIEWER / "build.mjs"), str(tmp_path)], check=True)
+    bundle = Path(modelexport.__file__).parent / "viewing" / "bundle"
+    assert {path.name for path in bundle.iterdir()} == {path.name for path in tmp_path.iterdir()}
+    for built in tmp_path.iterdir():
+        assert built.read_bytes() == (bundle / built.name).read_bytes(), "run make viewer"
+
+
+def test_types_of_the_source() -> None:
+    compiler = VIEWER / "node_modules" / "typescript" / "bin" / "tsc"
+    run = subprocess.run(
+        ["node", str(compiler), "--noEmit", "-p", str(VIEWER)], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout
