@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NODE_READY := viewer/node_modules/.ready
 DEMO_DIR ?= demo-output
 TORCH ?= 2.15.0
 COMPAT := build/compat-$(TORCH)
 COMPAT_TESTS ?= -n 2 -q tests/test_value.py tests/test_architectures.py tests/capture
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo quick test tools lint docs sweep fuzz bench compat clean
+.PHONY: demo quick test tools lint viewer docs sweep fuzz bench compat clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -17,12 +18,16 @@ demo: $(READY)
 quick: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -q -m quick
 
-test: $(READY)
+test: $(READY) $(NODE_READY)
 	$(BIN)/pytest -n 2 --dist worksteal -q
 
 # The map after every optimiser, quantizer and converter, on every model with both exporters.
 tools: $(READY)
 	ALL_TOOLS=1 $(BIN)/pytest -n 2 --dist worksteal -q tests/retag
+
+# The script and the style of the page that `modelexport view` writes.
+viewer: $(NODE_READY)
+	cd viewer && npm run --silent check && npm run --silent build
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -73,7 +78,7 @@ $(COMPAT)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO_DIR) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) viewer/node_modules $(DEMO_DIR) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV), once: a few minutes and about 2 GB"
@@ -81,3 +86,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[hf,runtime,ray,dev]'
 	touch $(READY)
+
+# Without Node.js, tests that need it are skipped, and say so.
+$(NODE_READY): viewer/package-lock.json
+	@if command -v npm > /dev/null; then \
+		cd viewer && npm ci --silent --ignore-scripts && touch node_modules/.ready; \
+	fi
