@@ -55,6 +55,7 @@ export class App {
     );
     this.active = this.panes[0];
     this.activate(this.panes[0]);
+    for (const pane of this.panes) pane.picture.fit();
     this.showCrumbs();
     this.showOverlay(data.overlays.length ? 0 : -1);
     addEventListener("keydown", (event) => this.onKey(event));

@@ -175,7 +175,8 @@ export class ContentBuilder {
     const stacked = new Map<number, number[]>();
     for (const run of runs) {
       const inside = new Set(run.map((inner) => index.get(inner)!));
-      const highest = Math.max(...[...inside].map((i) => content.items[i].rank));
+      const nodes = run.flatMap((inner) => [...this.model.nodesIn(inner)]);
+      const highest = nodes.reduce((a, b) => Math.max(a, b), 0);
       const seen = new Set<number>();
       const pending = [...inside].flatMap((i) => after[i]).filter((i) => !inside.has(i));
       let returns = false;

@@ -7,7 +7,7 @@
 export interface Sized {
   width: number;
   height: number;
-  /** Position in file order; links against it are drawn upwards. */
+  /** Position in file order. */
   rank: number;
   /** Where values enter and leave, as offsets from the left; by default in the middle. */
   entry?: ((link: number) => number) | undefined;
@@ -93,20 +93,20 @@ function makePlace(item: number, link: number, layer: number, width: number): Pl
 /** Put every item below those that it reads, and items that read nothing just above a reader. */
 function assignLayers(items: Sized[], links: LayoutLink[]): Int32Array {
   const n = items.length;
+  const sorted = topological(items, links);
+  const position = new Int32Array(n);
+  sorted.forEach((item, i) => (position[item] = i));
   const down: number[][] = items.map(() => []);
   const hasAbove = new Uint8Array(n);
-  for (const link of links) {
-    for (const to of link.to) {
-      if (items[link.from].rank < items[to].rank || items[to].pin === "bottom" || items[link.from].pin === "top") {
-        down[link.from].push(to);
-        hasAbove[to] = 1;
-      } else if (to !== link.from) {
-        down[to].push(link.from); // a link against the file order counts in reverse
-        hasAbove[link.from] = 1;
-      }
+  for (const { from, to } of links) {
+    for (const end of to) {
+      // a link that closes a circle counts in reverse
+      const [upper, lower] = position[from] < position[end] ? [from, end] : [end, from];
+      if (upper === lower) continue;
+      down[upper].push(lower);
+      hasAbove[lower] = 1;
     }
   }
-  const sorted = topological(items, down);
   const layer = new Int32Array(n);
   const top = items.some((item) => item.pin === "top") ? 1 : 0;
   for (const i of sorted) {
@@ -127,27 +127,29 @@ function assignLayers(items: Sized[], links: LayoutLink[]): Int32Array {
   return layer;
 }
 
-/** Sort items so that links lead forward; where they go in circles, by rank. */
-function topological(items: Sized[], down: number[][]): number[] {
+/** Sort items so that links lead forward. Where they go in circles, the first in file order leads. */
+function topological(items: Sized[], links: LayoutLink[]): number[] {
+  const after: number[][] = items.map(() => []);
   const waiting = new Int32Array(items.length);
-  for (const targets of down) for (const to of targets) waiting[to]++;
+  for (const { from, to } of links) {
+    for (const end of to) {
+      if (end === from) continue;
+      after[from].push(end);
+      waiting[end]++;
+    }
+  }
   const byRank = items.map((_, i) => i).sort((a, b) => items[a].rank - items[b].rank || a - b);
   const sorted: number[] = [];
   const done = new Uint8Array(items.length);
-  const ready: number[] = [];
-  const finish = (i: number): void => {
-    done[i] = 1;
-    sorted.push(i);
-    for (const to of down[i]) if (--waiting[to] === 0 && !done[to]) ready.push(to);
-  };
-  for (const i of byRank) {
-    if (!done[i] && waiting[i] <= 0) finish(i);
-    while (ready.length) {
-      const next = ready.pop()!;
-      if (!done[next]) finish(next);
-    }
+  const ready = byRank.filter((i) => waiting[i] === 0).reverse();
+  let next = 0;
+  while (sorted.length < items.length) {
+    let item = ready.pop();
+    while (item === undefined || done[item]) item = ready.pop() ?? byRank[next++];
+    done[item] = 1;
+    sorted.push(item);
+    for (const end of after[item]) if (--waiting[end] === 0) ready.push(end);
   }
-  for (const i of byRank) if (!done[i]) finish(i);
   return sorted;
 }
 

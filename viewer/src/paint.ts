@@ -8,6 +8,7 @@ export interface Theme {
   background: string;
   surface: string;
   open: string;
+  inner: string;
   border: string;
   moduleBorder: string;
   text: string;
@@ -35,6 +36,7 @@ export function readTheme(element: HTMLElement): Theme {
     background: read("canvas"),
     surface: read("box"),
     open: read("open"),
+    inner: read("inner"),
     border: read("border"),
     moduleBorder: read("module"),
     text: read("text"),
@@ -120,7 +122,7 @@ function frameColor(item: Item, theme: Theme, emphasis: Emphasis): { stroke: str
 function paintOpen(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, theme: Theme, emphasis: Emphasis): void {
   const { stroke, width } = frameColor(drawn.item, theme, emphasis);
   painter.rect(rect.x, rect.y, rect.width, rect.height, 8, {
-    fill: theme.open,
+    fill: drawn.depth % 2 ? theme.open : theme.inner,
     stroke,
     width: Math.max(width, 0.6 / zoom),
     dash: drawn.item.kind === "subgraph",

@@ -16,6 +16,7 @@ export interface Listener {
 }
 
 const FIRST_BOXES = 26;
+const FIRST_DEPTH = 5;
 const DURATION = 260;
 const LARGEST = 4;
 const SMALLEST = 0.02;
@@ -69,7 +70,7 @@ export class Picture {
     const size = (box: number): number => contents.build(box, choices).items.length;
     let level = [0];
     let count = 0;
-    while (level.length) {
+    for (let depth = 0; level.length && depth < FIRST_DEPTH; depth++) {
       const inside = level.flatMap((box) => contents.build(box, choices).items);
       const next = inside.flatMap((item) => (item.canOpen ? item.boxes.slice(0, 1) : []));
       const modules = next.filter((box) => !this.model.isNode(box)).slice(0, FIRST_BOXES);
