@@ -22,7 +22,7 @@ from modelexport.onnx_file.model_file import parse_model
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.tables import dim_size, dtype_name
 
-_MOST_VALUES = 16
+MOST_VALUES = 16
 _LONGEST_LABEL = 48
 _LARGEST_INFERRED = 2 << 20
 """Bytes of nodes up to which types are inferred: inference takes a multiple of the graph."""
@@ -37,11 +37,12 @@ def attributes_text(attributes: Iterable[AttributeProto]) -> str:
 
     Numbers and texts are written as they are, everything else is described.
     """
-    values = {escape_name(each.name): _describe_attribute(each) for each in attributes}
+    values = {escape_name(each.name): describe_attribute(each) for each in attributes}
     return escape_name(msgspec.json.encode(values).decode()) if values else ""
 
 
-def _describe_attribute(attribute: AttributeProto) -> _Readable | list[_Readable]:
+def describe_attribute(attribute: AttributeProto) -> _Readable | list[_Readable]:
+    """Return numbers and texts as they are, and a description of anything else."""
     if attribute.ref_attr_name:
         return f"@{escape_name(attribute.ref_attr_name)}"
     try:
@@ -61,7 +62,7 @@ def _readable(value: object) -> _Readable:
         case bytes():
             return _text(value)
         case TensorProto():
-            return _describe_tensor(value)
+            return describe_tensor(value)
         case onnx.SparseTensorProto():
             return f"sparse {dtype_name(value.values.data_type)}{shape_text(value.dims)}"
         case onnx.GraphProto():
@@ -87,9 +88,10 @@ def _text(value: bytes) -> str:
     return "base64:" + base64.b64encode(value).decode()
 
 
-def _describe_tensor(tensor: TensorProto) -> str:
+def describe_tensor(tensor: TensorProto) -> str:
+    """Write the type of a tensor, and its values if they are few."""
     text = dtype_name(tensor.data_type) + shape_text(tensor.dims)
-    if math.prod(tensor.dims) > _MOST_VALUES or tensor.data_type == TensorProto.STRING:
+    if math.prod(tensor.dims) > MOST_VALUES or tensor.data_type == TensorProto.STRING:
         return text
     values = tensor_array(tensor)
     return text if values is None else f"{text} = {', '.join(map(str, values.reshape(-1)))}"

@@ -1,0 +1,1 @@
+"""Show a tagged model: Model Explorer's formats, and results to colour modules by."""
