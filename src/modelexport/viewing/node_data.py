@@ -63,7 +63,7 @@ def node_data(
     name = f"{overlay.name} {overlay.unit}".rstrip()
     values = finite
     if overlay.aggregate == "sum":
-        name += ", in equal shares per node of a module"
+        name += ", evenly within a module"
         values = {
             path: value / counts[path]
             for path, value in _own_values(finite, lineage).items()
