@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
+from modelexport.graph.flat import as_text
 from modelexport.graphml.elements import Elements, Terminal
 from modelexport.graphml.format import INITIALIZERS, Kind
 from modelexport.graphml.text import Types, describe_attribute
@@ -91,7 +92,7 @@ class GraphBuilder:
         versions = (f"{domain} {version}" for domain, version in opset_imports(model.proto).items())
         lines = {
             "file": model.path.name,
-            "graph": model.proto.graph.name,
+            "graph": as_text(model.proto.graph.name),
             "producer": f"{model.proto.producer_name} {model.proto.producer_version}".strip(),
             "IR version": str(model.proto.ir_version),
             "opset": ", ".join(versions),
@@ -108,10 +109,11 @@ class GraphBuilder:
         return "" if path is None else self.namespaces.of(path)
 
     def _terminal_node(self, element: int, terminal: Terminal) -> GraphNode:
-        described = [self._describe_value("0", terminal.key, terminal.name)]
+        name = as_text(terminal.name)
+        described = [self._describe_value("0", terminal.key, name)]
         is_output = terminal.kind == Kind.OUTPUT
         is_initializer = terminal.kind in INITIALIZERS
-        label, namespace = terminal.name, self._namespace(element) if is_initializer else ""
+        label, namespace = name, self._namespace(element) if is_initializer else ""
         if is_initializer:
             group = self.namespaces.module_of(namespace) if namespace else ""
             label = label.removeprefix(f"{group}.") if group else label
@@ -119,7 +121,7 @@ class GraphBuilder:
             self._edges.ids[element],
             canvas_text(label),
             namespace,
-            attrs=_key_values({"kind": terminal.kind.replace("_", " "), "name": terminal.name}),
+            attrs=_key_values({"kind": terminal.kind.replace("_", " "), "name": name}),
             incoming_edges=self._edges.incoming.get(element, []),
             inputs_metadata=described if is_output else [],
             outputs_metadata=[] if is_output else described,
@@ -146,7 +148,7 @@ class GraphBuilder:
             note = {"used by": "its subgraphs"}
             inputs.append(self._describe_value(str(slot), key, note=note))
         outputs = [
-            self._describe_value(str(slot), key, proto.output[slot])
+            self._describe_value(str(slot), key, as_text(proto.output[slot]))
             for slot, key in _numbered(proto.output, node.outputs)
         ]
         return GraphNode(
@@ -168,7 +170,7 @@ class GraphBuilder:
             lines |= _describe_tag(tag)
         for attribute in self.model.graph.protos[index].attribute:
             if attribute.type not in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
-                value, key = describe_attribute(attribute), str(attribute.name)
+                value, key = describe_attribute(attribute), as_text(attribute.name)
                 text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
                 lines[f"attribute {key}" if key in lines else key] = text
         return lines
