@@ -96,6 +96,7 @@ def test_every_node_and_edge_is_drawn_once(drawn: Drawn) -> None:
                 strict=True,
             )
         ]
+        constants = attributes(box.get("attrs", []))
         described = {
             item["id"]: attributes(item["attrs"]) for item in box.get("inputsMetadata", [])
         }
@@ -103,7 +104,8 @@ def test_every_node_and_edge_is_drawn_once(drawn: Drawn) -> None:
             edge["targetNodeInputId"]: _source(drawn, edge) for edge in box.get("incomingEdges", [])
         }
         for slot, key in expected:
-            if "initializer" in described[slot]:  # its values are in the description
+            if f"input {slot}" in constants:  # a line with its values
+                assert constants[f"input {slot}"].startswith(f"{key}: ")
                 assert slot not in drawn_edges
                 assert key not in graph.producer
             elif slot in drawn_edges:
@@ -152,6 +154,12 @@ def test_every_graph_and_its_ends_are_drawn(drawn: Drawn) -> None:
     assert len(drawn.graphs) == 1 + sum(map(len, graphs)) + len(flat.functions)
     called = Counter(name for node in drawn.all_nodes() for name in node.get("subgraphIds", []))
     assert all(called[name] == 1 for name in drawn.graphs if not name.startswith(("main", "func")))
+    for graph in drawn.graphs.values():
+        for node in graph["nodes"]:
+            if node["id"].startswith("output:"):
+                sources = [_source(drawn, edge) for edge in node.get("incomingEdges", [])]
+                key = node["id"].removeprefix("output:").partition("#")[0]
+                assert sources == [source for source in [_producer(drawn, key)] if source]
     main = drawn.graphs["main"]["nodes"]
     kinds = Counter(attributes(node["attrs"]).get("kind") for node in main if "attrs" in node)
     assert kinds["output"] == len(proto.graph.output)
@@ -204,6 +212,16 @@ def test_initializers_are_in_the_module_that_uses_them(tmp_path: Path) -> None:
     assert module["class"] == "torch.nn.modules.normalization.LayerNorm"
     assert module["own parameters"] == "weight, bias"
     assert module["status"] == "nodes"
+
+
+def test_a_clean_file_is_nested_by_its_sidecar(tmp_path: Path) -> None:
+    spaces = []
+    for options in ({}, {"clean": True}):
+        folder = tmp_path / str(len(options))
+        drawn = Drawn(export("block_three_times", "fx", folder, **options)[0])
+        spaces.append({node["id"]: node["namespace"] for node in drawn.all_nodes()})
+    assert spaces[0] == spaces[1]
+    assert len({*spaces[0].values()}) > 2
 
 
 @pytest.mark.regression

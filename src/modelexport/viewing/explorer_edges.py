@@ -88,7 +88,7 @@ class Edges:
         captured: For each scope the nodes through which outer values enter: id by value key.
         captured_inputs: For an operator the values that its subgraphs take: which input each is
             added as, by value key.
-        inlined: The values of the initializers that are described at the inputs they go to.
+        inlined: The values of the initializers that have no node: their consumers describe them.
     """
 
     def __init__(

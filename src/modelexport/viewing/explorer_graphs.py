@@ -142,7 +142,8 @@ class GraphBuilder:
         if path is not None:
             self.module_of[self._names.of_scope[scope]][name] = path
         inputs = [
-            self._describe_input(slot, key) for slot, key in _numbered(proto.input, node.inputs)
+            self._describe_value(str(slot), key)
+            for slot, key in _numbered(proto.input, node.inputs)
         ]
         for key, slot in self._edges.captured_inputs.get(index, {}).items():
             note = {"used by": "its subgraphs"}
@@ -173,13 +174,21 @@ class GraphBuilder:
                 value, key = describe_attribute(attribute), as_text(attribute.name)
                 text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
                 lines[f"attribute {key}" if key in lines else key] = text
-        return lines
+        return lines | self._describe_constants(index)
 
-    def _describe_input(self, slot: int, key: str) -> MetadataItem:
-        source = self._elements.source(key)
-        inlined = None if source is None else self._edges.inlined.get(source[0])
-        note = {} if inlined is None else {"initializer": inlined}
-        return self._describe_value(str(slot), key, note=note)
+    def _describe_constants(self, index: int) -> dict[str, str]:
+        """Describe the inputs that are initializers without a node.
+
+        They are lines of the operator, because Model Explorer lists only inputs that have an edge.
+        """
+        lines = {}
+        names = self.model.graph.protos[index].input
+        for slot, key in _numbered(names, self.model.graph.nodes[index].inputs):
+            source = self._elements.source(key)
+            inlined = None if source is None else self._edges.inlined.get(source[0])
+            if inlined is not None:
+                lines[f"input {slot}"] = f"{key}: {inlined}"
+        return lines
 
     def _describe_value(
         self, slot: str, key: str, name: str = "", note: dict[str, str] | None = None
