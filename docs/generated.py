@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin
 
 DOCS = Path(__file__).parent
 
@@ -54,6 +55,10 @@ def attribute_types(kind: type) -> dict[str, str]:
 
 def type_name(kind: Any) -> str:
     """Write a type as source code does, without the modules of its parts."""
+    if get_origin(kind) is Union:
+        return " | ".join(map(type_name, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return f"Literal[{', '.join(json.dumps(value) for value in get_args(kind))}]"
     name = kind.__name__ if isinstance(kind, type) else str(kind)
     return re.sub(r"\b(collections\.abc|typing|modelexport\.options)\.", "", name)
 

@@ -17,7 +17,7 @@ HEAD = '''"""Keyword types of the functions that export, written by docs/make_ke
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from modelexport.options import SourceOptions, StrPath
 '''

@@ -44,6 +44,7 @@ from modelexport.errors import FormatError, ModelExportError
 from modelexport.extraction.extract import list_modules
 from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import METADATA_KEY, decode_embedded, encode_embedded, text_digest
+from modelexport.viewing.explorer import write_model_explorer
 
 Mutation = Callable[[Draw, bytes], bytes]
 _MUTATIONS_OF_SEED, _MUTATIONS_OF_GENERATED = (1, 1, 1, 1, 2, 2, 3, 5), (0, 0, 1, 2)
@@ -188,6 +189,7 @@ _ON_MODELS: dict[str, Reader] = {
     "partition": _partition,
     "extract --list": lambda folder, out: list_modules(folder / MODEL),
     "graphml": _round_trip,
+    "explorer": lambda folder, out: write_model_explorer(folder / MODEL, out / "explorer.json"),
     "command": _read_command,
 }
 _WITH_SIDECARS = ("analyze", "validate", "repair", "extract", "extract --list", "command")

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,16 @@ def _fail_offline(reader: Reader, line: str) -> str:
     return output
 
 
+def _check_files_to_show(reader: Reader, line: str) -> str:
+    for word in shlex.split(line)[1:]:
+        name, _, value = word.rpartition("=")
+        if name == "--extensions":
+            assert find_spec(f"{value}.main") is not None
+        else:
+            assert (reader.folder / value).exists()
+    return ""
+
+
 ELSEWHERE: dict[str, Callable[[Reader, str], str]] = {
     # Sets up .venv from a package index; the demo itself is run.
     "make demo": _print_demo,
@@ -85,6 +96,8 @@ ELSEWHERE: dict[str, Callable[[Reader, str], str]] = {
     "pip install --no-deps --no-build-isolation ./examples/": _install_beside,
     # Reads a package index; the packages must exist and build.
     "pip install": _install_nothing,
+    # Starts a server; the files and the extension must exist.
+    "model-explorer ": _check_files_to_show,
     # Reads the hub; the options must be accepted.
     "modelexport export google/": _fail_offline,
 }

@@ -42,6 +42,7 @@ ROOMS = [
     "profiling",
     "quantization",
     "viewing",
+    "model_explorer",
     "request",
     "source",
     "pipeline",
@@ -110,6 +111,7 @@ def test_every_file_is_imported() -> None:
         *(f"modelexport.cli.{place.partition(':')[0]}" for place, _ in COMMANDS.values()),
         *(exporter.capture for exporter in EXPORTERS),
         "modelexport.__main__",  # python -m modelexport
+        "modelexport.model_explorer.main",  # model-explorer --extensions=modelexport.model_explorer
     }
     files = {}
     for path in sorted(SOURCE.rglob("*.py")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from modelexport.options import SourceOptions, StrPath
 
@@ -21,7 +21,7 @@ class ModelKeywords(TypedDict, total=False):
     max_depth: int | None
     external_data: bool | None
     clean: bool
-    scrub: bool
+    scrub: bool | Literal["keep-namespace"]
     with_graphml: bool
     graphml_output: StrPath | None
     graphml_parameters: str
@@ -63,7 +63,7 @@ class SourceKeywords(TypedDict, total=False):
     optimize: bool
     external_data: bool | None
     clean: bool
-    scrub: bool
+    scrub: bool | Literal["keep-namespace"]
     with_graphml: bool
     graphml_output: StrPath | None
     graphml_parameters: str

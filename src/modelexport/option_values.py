@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -18,6 +18,7 @@ _Record = TypeVar("_Record", bound=msgspec.Struct)
 _EXPECTED: dict[Any, str] = {
     bool: "True or False",
     bool | None: "True, False or None",
+    bool | Literal["keep-namespace"]: 'True, False or "keep-namespace"',
     float: "a number",
     int | None: "a whole number",
     int | str | None: 'a number of bytes or a size such as "4 GiB"',

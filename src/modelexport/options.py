@@ -12,7 +12,7 @@ import difflib
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -23,6 +23,8 @@ StrPath = str | os.PathLike[str]
 """What a caller may pass as a path."""
 PARAMETER_MODES = ("sidecar", "embedded", "reference")
 """Where a GraphML has the data of initializers: in a file beside it, inside it, in the model."""
+KEEP_NAMESPACE: Literal["keep-namespace"] = "keep-namespace"
+"""The value of `scrub` that gives each node a namespace made of its tag."""
 
 
 class Spelling(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +150,12 @@ class ExportOptions(
         ),
     ] = False
     scrub: Annotated[
-        bool, _option("Leave out torch's own metadata: stack traces, paths, source lines.")
+        bool | Literal["keep-namespace"],
+        _option(
+            "Leave out torch's own metadata: stack traces, paths, source lines. With "
+            "keep-namespace nodes keep a namespace, made of their tags, for Model Explorer.",
+            choices=(KEEP_NAMESPACE,),
+        ),
     ] = False
     with_graphml: Annotated[
         bool, _option("Also write a GraphML for yEd, <stem>_hierarchical_graph.graphml.")

@@ -44,7 +44,14 @@ from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import Transaction, transaction, write_file
 from modelexport.onnx_file.model_file import parse_model
 from modelexport.option_values import check_flag, convert_options
-from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, StrPath, resolve_names
+from modelexport.options import (
+    KEEP_NAMESPACE,
+    MODEL_KEYWORDS,
+    CallOptions,
+    ExportOptions,
+    StrPath,
+    resolve_names,
+)
 from modelexport.report import ExportReport, Steps, markdown_page, report_path, warn_of_failures
 from modelexport.request import ExportRequest, check_options, check_request, graph_files
 from modelexport.tagged.example_inputs import record_example
@@ -249,7 +256,8 @@ def _make_records(
         dropped_outputs=exported.baseline.dropped_outputs,
         versions=_versions(),
         example_inputs=_record_inputs(request, exported.exporter.name, proto),
-        scrubbed=request.options.scrub or msgspec.UNSET,
+        scrubbed=bool(request.options.scrub) or msgspec.UNSET,
+        namespaces=request.options.scrub == KEEP_NAMESPACE or msgspec.UNSET,
     )
     return model, export
 

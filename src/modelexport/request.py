@@ -27,7 +27,7 @@ from modelexport.graphml.format import check_graphml, check_mode, data_path
 from modelexport.modules.tags import make_policy
 from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.option_values import spell_option
-from modelexport.options import CallOptions, ExportOptions
+from modelexport.options import KEEP_NAMESPACE, CallOptions, ExportOptions
 from modelexport.report import report_path
 from modelexport.tagged.records import sidecar_path
 from modelexport.tagged.strip import check_no_graph_text
@@ -135,7 +135,12 @@ def check_options(options: ExportOptions) -> None:
                 hint="write it as 1,128 or input_ids=1,128",
             )
     check_mode(options.graphml_parameters)
-    check_no_graph_text(options.scrub, *graph_files(options).values())
+    check_no_graph_text(bool(options.scrub), *graph_files(options).values())
+    if options.clean and options.scrub == KEEP_NAMESPACE:
+        raise ArgumentError(
+            f"{spell_option('clean')} writes nothing of the map, so there is no namespace to keep",
+            hint=f"leave {spell_option('clean')} or {KEEP_NAMESPACE} out",
+        )
     make_policy(options.torch_nn_exceptions, options.include, options.exclude, options.max_depth)
     _check_opset(options.opset_version, _plan_attempts(options)[0][1])
 

@@ -18,7 +18,7 @@ from modelexport.cli.console import (
     show,
     status_text,
 )
-from modelexport.cli.source_options import export_options
+from modelexport.cli.source_options import SwitchCommand, export_options
 from modelexport.errors import plural
 from modelexport.options import ExportOptions
 from modelexport.source_export import run_export
@@ -32,7 +32,7 @@ _MOST_INPUTS = 8
 _MOST_NOTES = 5
 
 
-@click.command("export")
+@click.command("export", cls=SwitchCommand)
 @click.argument("model")
 @click.argument("output", type=click.Path())
 @export_options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import click
 import msgspec
@@ -55,6 +55,48 @@ class Axes(click.ParamType[tuple[str, dict[int, str]]]):
         return name, labels
 
 
+class Switch(click.ParamType[bool | str]):
+    """A flag that may have a value: `--flag`, or `--flag=value`.
+
+    Args:
+        choices: The values that are allowed.
+    """
+
+    name = "switch"
+
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        self._choices = choices
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> bool | str:
+        """Return the value, or whether the flag is given without one."""
+        if isinstance(value, bool):
+            return value
+        if value not in (_ON, *self._choices):
+            self.fail(f"{value!r} is not {' or '.join(self._choices)}", param, ctx)
+        return value == _ON or str(value)
+
+
+_ON = "on"
+
+
+class SwitchCommand(click.Command):
+    """A command with switches: a value belongs to one only behind an equals sign.
+
+    click would take the argument that follows a switch for its value.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Write the value of each switch that has none, and parse the arguments."""
+        switches = {
+            flag for param in self.params if isinstance(param.type, Switch) for flag in param.opts
+        }
+        end = args.index("--") if "--" in args else len(args)
+        given = [f"{arg}={_ON}" if arg in switches else arg for arg in args[:end]]
+        return super().parse_args(ctx, [*given, *args[end:]])
+
+
 def _invert(ctx: click.Context, param: click.Parameter, given: bool) -> bool:
     return not given
 
@@ -91,6 +133,14 @@ def _click_option(option: Option) -> Callable[[Any], Any]:
         details["is_flag"] = True
     elif option.type == bool | None:
         pass  # a pair of flags
+    elif bool in get_args(option.type):
+        return click.option(
+            *flags_of(option),
+            option.name,
+            type=Switch(spelling.choices),
+            metavar=f"[={'|'.join(spelling.choices)}]",
+            **details,
+        )
     elif spelling.choices:
         details["type"] = click.Choice(spelling.choices)
     elif spelling.is_path:

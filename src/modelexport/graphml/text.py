@@ -22,7 +22,7 @@ from modelexport.onnx_file.model_file import parse_model
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.tables import dim_size, dtype_name
 
-_MOST_VALUES = 16
+MOST_VALUES = 16
 _LONGEST_LABEL = 48
 _LARGEST_INFERRED = 2 << 20
 """Bytes of nodes up to which types are inferred: inference takes a multiple of the graph."""
@@ -32,7 +32,7 @@ Types = dict[str, tuple[str, str]]
 _Readable = int | float | str
 
 
-def attributes_text(attributes: Iterable[AttributeProto], most_values: int = _MOST_VALUES) -> str:
+def attributes_text(attributes: Iterable[AttributeProto], most_values: int = MOST_VALUES) -> str:
     """Write the attributes of a node as JSON; nothing if there are none.
 
     Numbers and texts are written as they are, everything else is described.
@@ -41,11 +41,14 @@ def attributes_text(attributes: Iterable[AttributeProto], most_values: int = _MO
         attributes: The attributes.
         most_values: Up to how many values a tensor is written with them.
     """
-    values = {escape_name(each.name): _describe_attribute(each, most_values) for each in attributes}
+    values = {escape_name(each.name): describe_attribute(each, most_values) for each in attributes}
     return escape_name(msgspec.json.encode(values).decode()) if values else ""
 
 
-def _describe_attribute(attribute: AttributeProto, most_values: int) -> _Readable | list[_Readable]:
+def describe_attribute(
+    attribute: AttributeProto, most_values: int = MOST_VALUES
+) -> _Readable | list[_Readable]:
+    """Return numbers and texts as they are, and a description of anything else."""
     if attribute.ref_attr_name:
         return f"@{escape_name(attribute.ref_attr_name)}"
     try:
@@ -67,7 +70,7 @@ def _readable(value: object, most_values: int) -> _Readable:
         case bytes():
             return _text(value)
         case TensorProto():
-            return _describe_tensor(value, most_values)
+            return describe_tensor(value, most_values)
         case onnx.SparseTensorProto():
             return f"sparse {dtype_name(value.values.data_type)}{shape_text(value.dims)}"
         case onnx.GraphProto():
@@ -93,7 +96,8 @@ def _text(value: bytes) -> str:
     return "base64:" + base64.b64encode(value).decode()
 
 
-def _describe_tensor(tensor: TensorProto, most_values: int) -> str:
+def describe_tensor(tensor: TensorProto, most_values: int = MOST_VALUES) -> str:
+    """Write the type of a tensor, and its values if they are few."""
     text = dtype_name(tensor.data_type) + shape_text(tensor.dims)
     if math.prod(tensor.dims) > most_values or tensor.data_type == TensorProto.STRING:
         return text

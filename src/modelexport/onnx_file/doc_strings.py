@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from modelexport.onnx_file.wire import (
     BYTES,
     ENTRY_KEY,
+    ENTRY_VALUE,
     GRAPH_NODE,
     MODEL_FUNCTIONS,
     MODEL_GRAPH,
+    NODE_METADATA,
     VARINT,
     Buffer,
     Field,
@@ -19,6 +21,7 @@ from modelexport.onnx_file.wire import (
     edit_inside,
     entry,
     fields,
+    insertion_offset,
     messages,
     read_varint,
     replace_fields,
@@ -38,6 +41,8 @@ DocEdit = Callable[[bytes | None], bytes | None]
 """Returns the doc_string to write for a node, given the one it has; None is no doc_string.
 
 It is called once for each node, in file order, for a node before those of its subgraphs."""
+_Edits = list[tuple[int, int, list[Buffer]]]
+"""What to write instead of the bytes between two offsets."""
 
 
 def rewrite_doc_strings(
@@ -46,6 +51,7 @@ def rewrite_doc_strings(
     *,
     add_metadata: tuple[str, str] | None = None,
     rename_metadata: Callable[[str], str | None] | None = None,
+    node_entry: tuple[str, Iterator[str | None]] | None = None,
 ) -> list[Buffer]:
     """Edit the doc_strings of all nodes of a model, and an entry of its metadata.
 
@@ -54,20 +60,23 @@ def rewrite_doc_strings(
         doc_edit: Returns the new doc_string of each node.
         add_metadata: Key and value of an entry to add after those that the model has.
         rename_metadata: Returns the new key of an entry; None for an entry to remove.
+        node_entry: The key of an entry of the metadata of nodes, and its new value for each node in
+            the order of `doc_edit`; None for a node without the entry.
 
     Returns:
         The model, in chunks.
     """
     added: list[Buffer] = []
+    editor = _NodeEditor(doc_edit, node_entry)
     if add_metadata is not None:
         added = delimited(_MODEL_METADATA, entry(*add_metadata))
 
     def edit(field: Field) -> list[Buffer] | None:
         nonlocal added
         if field.is_bytes(MODEL_GRAPH):
-            chunks = delimited(MODEL_GRAPH, _edit_nodes(data, field, GRAPH_NODE, doc_edit))
+            chunks = delimited(MODEL_GRAPH, editor.edit_nodes(data, field, GRAPH_NODE))
         elif field.is_bytes(MODEL_FUNCTIONS):
-            inside = _edit_nodes(data, field, _FUNCTION_NODE, doc_edit)
+            inside = editor.edit_nodes(data, field, _FUNCTION_NODE)
             chunks = delimited(MODEL_FUNCTIONS, inside)
         elif rename_metadata is not None and field.is_bytes(_MODEL_METADATA):
             return _rename_entry(data, field, rename_metadata)
@@ -98,37 +107,77 @@ def _rename_entry(
     )
 
 
-def _edit_nodes(data: Buffer, parent: Field, number: int, doc_edit: DocEdit) -> list[Buffer]:
-    """Edit the nodes of a graph or function, which are its fields of this number."""
-    chunks: list[Buffer] = []
-    kept_from = parent.payload
-    for node in messages(data, parent.payload, parent.end, number):
-        if kept_from < node.start:
-            chunks.append(data[kept_from : node.start])
-        chunks += delimited(number, _edit_node(data, node, doc_edit))
-        kept_from = node.end
-    chunks.append(data[kept_from : parent.end])
-    return chunks
+class _NodeEditor:
+    """Edits nodes: their doc_string, and an entry of their metadata."""
+
+    def __init__(self, doc_edit: DocEdit, entry: tuple[str, Iterator[str | None]] | None) -> None:
+        self._doc_edit = doc_edit
+        self._entry = entry
+
+    def edit_nodes(self, data: Buffer, parent: Field, number: int) -> list[Buffer]:
+        """Edit the nodes of a graph or function, which are its fields of this number."""
+        chunks: list[Buffer] = []
+        kept_from = parent.payload
+        for node in messages(data, parent.payload, parent.end, number):
+            if kept_from < node.start:
+                chunks.append(data[kept_from : node.start])
+            chunks += delimited(number, self._edit_node(data, node))
+            kept_from = node.end
+        chunks.append(data[kept_from : parent.end])
+        return chunks
+
+    def _edit_node(self, data: Buffer, node: Field) -> list[Buffer]:
+        raw = data[node.payload : node.end]
+        if len(raw) < _SMALL_NODE:
+            raw = bytes(raw)  # faster to read than a view of the file
+        start, end = _doc_string_field(raw)
+        # First its own doc_string, which stands behind its attributes, then those of its subgraphs.
+        new = self._doc_edit(bytes(_content(raw, start, end)) if start < end else None)
+        doc = [] if new is None else delimited(_NODE_DOC, [new])
+        others: _Edits = []
+        if self._entry is not None:
+            key, values = self._entry
+            others = _edit_entry(raw, key, next(values))
+        if _MAY_HAVE_GRAPHS.search(raw):
+            others += self._edit_subgraphs(raw)
+        if not others:
+            return [raw[:start], *doc, raw[end:]]
+        edits = [(start, end, doc), *others]
+        chunks: list[Buffer] = []
+        kept_from = 0
+        for start, end, replacement in sorted(edits, key=lambda edit: edit[0]):
+            chunks += [raw[kept_from:start], *replacement]
+            kept_from = end
+        return [*chunks, raw[kept_from:]]
+
+    def _edit_subgraphs(self, node: Buffer) -> _Edits:
+        """Edit the nodes of the subgraphs of a node; return the attributes to replace."""
+        edits = []
+        for field in fields(node, 0, len(node)):
+            number = _graphs_field(node, field) if field.is_bytes(_NODE_ATTRIBUTE) else None
+            if number is not None:
+                attribute = edit_inside(
+                    node,
+                    field.payload,
+                    field.end,
+                    number,
+                    lambda graph: self.edit_nodes(node, graph, GRAPH_NODE),
+                )
+                edits.append((field.start, field.end, delimited(_NODE_ATTRIBUTE, attribute)))
+        return edits
 
 
-def _edit_node(data: Buffer, node: Field, doc_edit: DocEdit) -> list[Buffer]:
-    raw = data[node.payload : node.end]
-    if len(raw) < _SMALL_NODE:
-        raw = bytes(raw)  # faster to read than a view of the file
-    start, end = _doc_string_field(raw)
-    # First its own doc_string, which stands behind its attributes, then those of its subgraphs.
-    new = doc_edit(bytes(_content(raw, start, end)) if start < end else None)
-    doc = [] if new is None else delimited(_NODE_DOC, [new])
-    subgraphs = _edit_subgraphs(raw, doc_edit) if _MAY_HAVE_GRAPHS.search(raw) else []
-    if not subgraphs:
-        return [raw[:start], *doc, raw[end:]]
-    edits = [(start, end, doc), *subgraphs]
-    chunks: list[Buffer] = []
-    kept_from = 0
-    for start, end, replacement in sorted(edits, key=lambda edit: edit[0]):
-        chunks += [raw[kept_from:start], *replacement]
-        kept_from = end
-    return [*chunks, raw[kept_from:]]
+def _edit_entry(node: Buffer, key: str, value: str | None) -> _Edits:
+    """Replace the entry of a key in the metadata of a node, or remove it."""
+    edits: _Edits = [
+        (field.start, field.end, [])
+        for field in fields(node, 0, len(node))
+        if field.is_bytes(NODE_METADATA) and _entry_key(node, field) == key
+    ]
+    if value is not None:
+        offset = insertion_offset(node, NODE_METADATA)
+        edits.append((offset, offset, delimited(NODE_METADATA, entry(key, value))))
+    return edits
 
 
 def _doc_string_field(node: Buffer) -> tuple[int, int]:
@@ -160,23 +209,6 @@ def _content(data: Buffer, start: int, end: int) -> Buffer:
     return data[next(fields(data, start, end)).payload : end]
 
 
-def _edit_subgraphs(node: Buffer, doc_edit: DocEdit) -> list[tuple[int, int, list[Buffer]]]:
-    """Edit the nodes of the subgraphs of a node; return the attributes to replace."""
-    edits = []
-    for field in fields(node, 0, len(node)):
-        number = _graphs_field(node, field) if field.is_bytes(_NODE_ATTRIBUTE) else None
-        if number is not None:
-            attribute = edit_inside(
-                node,
-                field.payload,
-                field.end,
-                number,
-                lambda graph: _edit_nodes(node, graph, GRAPH_NODE, doc_edit),
-            )
-            edits.append((field.start, field.end, delimited(_NODE_ATTRIBUTE, attribute)))
-    return edits
-
-
 def _graphs_field(data: Buffer, attribute: Field) -> int | None:
     """Return the number of the field that has the graphs of an attribute, by its type."""
     parts = list(fields(data, attribute.payload, attribute.end))
@@ -192,3 +224,13 @@ def _entry_key(data: Buffer, entry: Field) -> str:
         if field.is_bytes(ENTRY_KEY):
             return bytes(data[field.payload : field.end]).decode("utf-8", "replace")
     return ""
+
+
+def model_metadata(data: Buffer, key: str) -> bytes | None:
+    """Return the value of an entry of a model's metadata; None if there is no such entry."""
+    for field in fields(data, 0, len(data)):
+        if field.is_bytes(_MODEL_METADATA) and _entry_key(data, field) == key:
+            for part in fields(data, field.payload, field.end):
+                if part.is_bytes(ENTRY_VALUE):
+                    return bytes(data[part.payload : part.end])
+    return None

@@ -18,8 +18,8 @@ Buffer = bytes | memoryview
 # Field numbers of onnx.proto, fixed by the ONNX specification.
 MODEL_GRAPH, MODEL_FUNCTIONS = 7, 25
 GRAPH_NODE, GRAPH_INITIALIZER, _GRAPH_OUTPUT = 1, 5, 12
-_NODE_METADATA = 9
-ENTRY_KEY, _ENTRY_VALUE = 1, 2
+NODE_METADATA = 9
+ENTRY_KEY, ENTRY_VALUE = 1, 2
 _VALUE_NAME = 1
 _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 9, 13, 14
 _EXTERNAL = 1
@@ -217,7 +217,7 @@ def with_node_metadata(data: Buffer, key: str, values: Sequence[str | None]) -> 
     def edit_node(node: Field) -> list[Buffer]:
         value = next(remaining)
         # The metadata is the last field of a node.
-        added = [] if value is None else delimited(_NODE_METADATA, entry(key, value))
+        added = [] if value is None else delimited(NODE_METADATA, entry(key, value))
         return [data[node.payload : node.end], *added]
 
     return edit_inside(
@@ -264,7 +264,7 @@ def with_external_data(data: Buffer, location: str) -> list[Buffer]:
 
 def entry(key: str, value: str) -> list[Buffer]:
     """Return the content of an entry of metadata or external data."""
-    return [*delimited(ENTRY_KEY, [key.encode()]), *delimited(_ENTRY_VALUE, [value.encode()])]
+    return [*delimited(ENTRY_KEY, [key.encode()]), *delimited(ENTRY_VALUE, [value.encode()])]
 
 
 def insertion_offset(message: Buffer, number: int) -> int:

@@ -273,6 +273,7 @@ def _build_map(
         inputs=tensor_infos(new.proto.graph.input),
         outputs=tensor_infos(new.proto.graph.output),
         retag=retagged,
+        namespaces=msgspec.UNSET,  # those in the changed file are not of this map
     )
     return make_map(new.graph, answers, tag_of, model, export, carried)
 

@@ -14,6 +14,7 @@ from modelexport.onnx_file import wire
 from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.tagged.records import (
     METADATA_KEY,
+    NAMESPACE_KEY,
     REPLACED,
     EmbeddedMap,
     ExportRecord,
@@ -59,6 +60,9 @@ def tagged_chunks(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffe
     Metadata of an earlier map stays in the file under another key, for `strip`.
     """
     tags = iter(hierarchy.node_tags)
+    namespaces = (
+        None if tag is None else tag.hierarchy_path.strip("/") for tag in hierarchy.node_tags
+    )
     encoded: dict[int, bytes] = {}  # most nodes of a module share one object
 
     def edit_doc_string(old: bytes | None) -> bytes | None:
@@ -76,6 +80,7 @@ def tagged_chunks(data: wire.Buffer, hierarchy: HierarchyMap) -> list[wire.Buffe
         edit_doc_string,
         add_metadata=embedded,
         rename_metadata=lambda key: key + REPLACED if is_map_key(key) else key,
+        node_entry=(NAMESPACE_KEY, namespaces) if hierarchy.sidecar.export.namespaces else None,
     )
 
 

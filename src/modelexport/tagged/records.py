@@ -18,6 +18,8 @@ FORMAT = "modelexport-hierarchy/1"
 METADATA_KEY = "modelexport.hierarchy"
 REPLACED = ".replaced"
 """Appended to the key of metadata that `retag` replaced, so that `strip` can restore it."""
+NAMESPACE_KEY = "namespace"
+"""The key of a node's metadata that torch, and the ONNX adapter of Model Explorer, use."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding JSON may raise: it is not JSON, or has other fields; not UTF-8; nested too deep."""
 
@@ -142,6 +144,9 @@ class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     """Only in a file that was retagged."""
     scrubbed: bool | msgspec.UnsetType = msgspec.UNSET
     """True where the exporter's metadata was removed; `strip` does not restore it. Else absent."""
+    namespaces: bool | msgspec.UnsetType = msgspec.UNSET
+    """True where the metadata of each node has its tag as `namespace`; `strip` removes it. Else
+    absent."""
 
 
 class ExampleInput(msgspec.Struct, frozen=True, gc=False):

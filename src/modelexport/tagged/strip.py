@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import onnx
 from modelexport.errors import ArgumentError
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import check_output_path, transaction
-from modelexport.onnx_file.doc_strings import rewrite_doc_strings
+from modelexport.onnx_file.doc_strings import model_metadata, rewrite_doc_strings
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
@@ -26,7 +27,9 @@ from modelexport.option_values import spell_option
 from modelexport.options import keyword_aliases
 from modelexport.tagged.records import (
     METADATA_KEY,
+    NAMESPACE_KEY,
     REPLACED,
+    UNREADABLE,
     decode_tag,
     encode_tag,
     is_map_key,
@@ -37,7 +40,29 @@ _SCRUBBED = ("doc_string", "metadata_props")
 
 def stripped_chunks(data: wire.Buffer) -> list[wire.Buffer]:
     """Remove the map from a model, and return the bytes that the exporter wrote, in chunks."""
-    return rewrite_doc_strings(data, _original_doc, rename_metadata=_original_key)
+    return rewrite_doc_strings(
+        data,
+        _original_doc,
+        rename_metadata=_original_key,
+        node_entry=(NAMESPACE_KEY, itertools.repeat(None)) if _has_namespaces(data) else None,
+    )
+
+
+class _ExportMark(msgspec.Struct, frozen=True):
+    namespaces: bool = False
+
+
+class _MapMark(msgspec.Struct, frozen=True):
+    export: _ExportMark
+
+
+def _has_namespaces(data: wire.Buffer) -> bool:
+    """Return whether the namespaces of the nodes are those that the map in the file added."""
+    text = model_metadata(data, METADATA_KEY)
+    try:
+        return text is not None and msgspec.json.decode(text, type=_MapMark).export.namespaces
+    except UNREADABLE:  # nobody knows whose they are
+        return False
 
 
 def _original_key(key: str) -> str | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from modelexport.errors import FileError, FormatError
+from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.model_file import StrPath, as_path
 from modelexport.tagged.records import UNREADABLE
 
@@ -31,6 +34,18 @@ class Overlay(msgspec.Struct, frozen=True):
     unit: str
     aggregate: str
     values: dict[str, float]
+
+    def with_submodules(self) -> dict[str, float]:
+        """Return the numbers of modules together with those of the modules below them."""
+        lineage = Ancestry({})
+        combine = max if self.aggregate == "max" else operator.add
+        totals: dict[str, float] = {}
+        for path, value in self.values.items():
+            if not math.isfinite(value):
+                continue
+            for outer in lineage.of(path):
+                totals[outer] = combine(totals[outer], value) if outer in totals else value
+        return totals
 
 
 def read_overlays(path: StrPath) -> list[Overlay]:

@@ -1,0 +1,1 @@
+"""Extension for Model Explorer: `model-explorer --extensions=modelexport.model_explorer`."""
