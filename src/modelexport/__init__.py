@@ -23,6 +23,7 @@ from modelexport.errors import (
     NotDescendedError,
     SourceError,
     UnknownOptionError,
+    ViewWarning,
 )
 
 if TYPE_CHECKING:
@@ -271,6 +272,7 @@ __all__ = [
     "Validation",
     "Verification",
     "View",
+    "ViewWarning",
     "WeightChanges",
     "analyze",
     "annotate_layers",

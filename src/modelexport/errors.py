@@ -15,6 +15,7 @@ Exception
 UserWarning
 ├── FallbackWarning               auto used torchscript, because dynamo failed
 ├── GraphmlWarning                the model was exported, but not its GraphML
+├── ViewWarning                   the model was exported, but not its page
 └── ExtractionWarning             an extracted model lacks outputs that its module returned
 """
 
@@ -99,6 +100,10 @@ class FallbackWarning(UserWarning):
 
 class GraphmlWarning(UserWarning):
     """The model was exported, but its GraphML could not be written."""
+
+
+class ViewWarning(UserWarning):
+    """The model was exported, but the page to look at it could not be written."""
 
 
 class ExtractionWarning(UserWarning):

@@ -25,6 +25,7 @@ class ModelKeywords(TypedDict, total=False):
     with_graphml: bool
     graphml_output: StrPath | None
     graphml_parameters: str
+    with_view: bool
     with_report: bool
     flops: bool
     jit_graph: StrPath | None
@@ -67,6 +68,7 @@ class SourceKeywords(TypedDict, total=False):
     with_graphml: bool
     graphml_output: StrPath | None
     graphml_parameters: str
+    with_view: bool
     with_report: bool
     flops: bool
     jit_graph: StrPath | None

@@ -171,6 +171,7 @@ class ExportOptions(
             choices=PARAMETER_MODES,
         ),
     ] = PARAMETER_MODES[0]
+    with_view: Annotated[bool, _option("Also write a page to look at, <stem>.html.")] = False
     with_report: Annotated[bool, _option("Also write a report, <stem>_report.md.")] = False
     flops: Annotated[
         bool,

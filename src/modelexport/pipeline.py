@@ -64,6 +64,7 @@ from modelexport.tagged.records import (
 )
 from modelexport.tagged.strip import scrub_bytes
 from modelexport.tagged.tables import tensor_infos
+from modelexport.viewing.page import page_path, view
 
 
 def export_model(
@@ -104,6 +105,7 @@ def export_model(
     Warns:
         FallbackWarning: `auto` used torchscript, because dynamo failed.
         GraphmlWarning: The model was exported, but its GraphML could not be written.
+        ViewWarning: The model was exported, but its page could not be written.
     """
     named = resolve_names(options, MODEL_KEYWORDS)
     split = _split_options({"strategy": strategy, "optimize": optimize, **named})
@@ -158,6 +160,9 @@ def export_with(
         stage.publish(model_file, target.name)
         stage.commit()
     report = _write_graph_text(report, request, exported)
+    if options.with_view:
+        with steps.step("write the page"):
+            report = _write_page(report)
     if request.graphml is not None:
         with steps.step("write the GraphML"):
             report = _write_graphml(report, request.graphml, options.graphml_parameters)
@@ -316,6 +321,7 @@ def _make_report(
         timings=steps.timings,
         notes=tuple(dict.fromkeys(notes)),
         report_path=report_path(target) if options.with_report else None,
+        view_path=page_path(target) if options.with_view else None,
     )
 
 
@@ -330,16 +336,28 @@ def _write_graph_text(
     return msgspec.structs.replace(report, graph_path=Path(path))
 
 
+def _write_page(report: ExportReport) -> ExportReport:
+    """Write the page; a failure is in the report, since the model is exported already."""
+    try:
+        page = view(report.onnx_path, page_path(report.onnx_path))
+    except Exception as error:
+        return msgspec.structs.replace(report, view_path=None, view_error=_explain(error))
+    return msgspec.structs.replace(report, view_path=page.path)
+
+
 def _write_graphml(report: ExportReport, graphml: Path, parameters: str) -> ExportReport:
     """Write the GraphML; a failure is in the report, since the model is exported already."""
     try:
         files = export_graphml(report.onnx_path, graphml, parameters=parameters)
     except Exception as error:
-        message = f"{type(error).__name__}: {first_line(error)}"
-        if isinstance(error, ModelExportError):
-            message = error.headline
-        return msgspec.structs.replace(report, graphml_error=message)
+        return msgspec.structs.replace(report, graphml_error=_explain(error))
     return msgspec.structs.replace(report, graphml_path=files.graphml, graphml_data_path=files.data)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, ModelExportError):
+        return error.headline
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 class HierarchyExporter:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from modelexport.analysis.outline import outline, shorten
-from modelexport.errors import FallbackWarning, GraphmlWarning
+from modelexport.errors import FallbackWarning, GraphmlWarning, ViewWarning
 from modelexport.exporters import AUTO_EXPORTERS
 from modelexport.modules.record import ModuleRecord
 from modelexport.tagged.records import Sidecar, TensorInfo
@@ -54,6 +55,10 @@ class ExportReport(msgspec.Struct, frozen=True):
     """The data of its initializers, where it is in a file of its own."""
     graphml_error: str | None = None
     """Why the GraphML could not be written; the model is exported nevertheless."""
+    view_path: Path | None = None
+    """The page of `with_view`."""
+    view_error: str | None = None
+    """Why the page could not be written; the model is exported nevertheless."""
     graph_path: Path | None = None
     """The text form of the exporter's own graph, where one was asked for and written."""
 
@@ -100,12 +105,14 @@ class ExportReport(msgspec.Struct, frozen=True):
                 "dropped_outputs": list(self.dropped_outputs),
                 "notes": list(self.notes),
                 "graphml_error": self.graphml_error,
+                "view_error": self.view_error,
             },
             "files": {
                 "onnx": str(self.onnx_path),
                 "sidecar": str(self.sidecar_path),
                 "data": [str(path) for path in self.data_paths],
                 "report": self.report_path and str(self.report_path),
+                "view": self.view_path and str(self.view_path),
                 "graphml": self.graphml_path and str(self.graphml_path),
                 "graphml_data": self.graphml_data_path and str(self.graphml_data_path),
             },
@@ -118,10 +125,13 @@ class ExportReport(msgspec.Struct, frozen=True):
 
 
 def warn_of_failures(report: ExportReport) -> None:
-    """Warn the caller's caller of a fallback, and of a GraphML that could not be written."""
+    """Warn the caller's caller of a fallback, and of a file that could not be written."""
     if report.graphml_error is not None:
         message = f"the GraphML could not be written: {report.graphml_error}"
         warnings.warn(message, GraphmlWarning, stacklevel=3)
+    if report.view_error is not None:
+        message = f"the page could not be written: {report.view_error}"
+        warnings.warn(message, ViewWarning, stacklevel=3)
     if report.fallback_message is not None:
         warnings.warn(report.fallback_message, FallbackWarning, stacklevel=3)
 
@@ -165,6 +175,7 @@ def _page(report: ExportReport) -> Iterator[str]:
     yield from (f"# {_escape(report.onnx_path.name)}", "")
     name = _code(hierarchy.model.class_)
     yield f"{name}, exported to ONNX with every node mapped to the module that made it."
+    yield from ("", _look(report))
     yield from _section("Summary", _table(("", ""), _summary(report)))
     steps = [(name, f"{seconds:.3f}") for name, seconds in report.timings.items()]
     total = ("**total**", f"**{sum(report.timings.values()):.3f}**")
@@ -197,6 +208,13 @@ def _page(report: ExportReport) -> Iterator[str]:
             yield from _section(title, [_STATUS[status], "", *_table(("module", "class"), rows)])
     versions = hierarchy.export.versions.items()
     yield from _section("Versions", _table(("package", "version"), versions))
+
+
+def _look(report: ExportReport) -> str:
+    """Link to the page, or say how to write one."""
+    if report.view_path is None:
+        return f"`modelexport view {_escape(report.onnx_path.name)}` shows it as a picture."
+    return f"[Look at it]({quote(report.view_path.name)}): a page with modules as nested boxes."
 
 
 _STATUS = {

@@ -31,6 +31,7 @@ from modelexport.options import KEEP_NAMESPACE, CallOptions, ExportOptions
 from modelexport.report import report_path
 from modelexport.tagged.records import sidecar_path
 from modelexport.tagged.strip import check_no_graph_text
+from modelexport.viewing.page import page_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -156,16 +157,18 @@ def check_outputs(output_path: object, options: ExportOptions) -> tuple[Path, Pa
     target, graphml = check_output_path(output_path), None
     if options.with_graphml or options.graphml_output is not None:
         graphml = check_graphml(target, options.graphml_output, options.graphml_parameters)
-    written = {path.resolve(): path for path in _list_outputs(target, graphml, options.with_report)}
+    written = {path.resolve(): path for path in _list_outputs(target, graphml, options)}
     for graph_file in graph_files(options).values():
         _check_graph_file(check_output_path(graph_file, suffix=""), written)
     return target, graphml
 
 
-def _list_outputs(target: Path, graphml: Path | None, with_report: bool) -> Iterator[Path]:
+def _list_outputs(target: Path, graphml: Path | None, options: ExportOptions) -> Iterator[Path]:
     yield from (target, sidecar_path(target), target.with_name(f"{target.name}.data"))
-    if with_report:
+    if options.with_report:
         yield report_path(target)
+    if options.with_view:
+        yield page_path(target)
     if graphml is not None:
         yield from (graphml, data_path(graphml))
 

@@ -44,7 +44,8 @@ def test_demo_shows_the_tree_and_what_to_try(demo: Path) -> None:
     tree = "\n".join(lines[start : start + 26]) + "\n"
     assert tree == (GOLDEN / "demo_tree.txt").read_text()
     assert "85 of 85 nodes tagged" in text
-    assert "Try next:" in text
+    assert "Look at it: open DIR/bert-tiny.html in a browser.\n\nTry next:" in text
+    assert (demo / "bert-tiny.html").read_text().startswith("<!doctype html>")
     assert (
         max(len(line) for line in lines[start:] if "Try" not in line and "modelexport" not in line)
         <= 80
@@ -58,7 +59,7 @@ def test_what_the_demo_suggests_works(demo: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     text = (demo / "stdout.txt").read_text().split("Try next:")[1]
     commands = [line.strip() for line in text.splitlines() if line.strip()]
-    assert len(commands) == 14
+    assert len(commands) == 15
     for command in commands:
         result = subprocess.run(command, shell=True, capture_output=True, text=True)
         assert result.returncode == 0, f"{command}\n{result.stderr}"

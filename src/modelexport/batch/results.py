@@ -24,6 +24,7 @@ _WRITTEN = (
     ".onnx.data",
     "_hierarchy.json",
     "_report.md",
+    ".html",
     "_results.jsonl",
     ".graphml",
     ".onnxdata",

@@ -89,13 +89,16 @@ def run(job: BatchJob, on_step: Callable[[str], None]) -> JobResult:
 def _success(job: BatchJob, done: SourceExport, digest: str) -> JobResult:
     """Make the result of an export, with the digests of its files."""
     report = done.report
-    extra = (report.report_path, report.graphml_path, report.graphml_data_path, report.graph_path)
+    drawings = (report.view_path, report.graphml_path, report.graphml_data_path)
+    extra = (report.report_path, *drawings, report.graph_path)
     paths = [report.onnx_path, report.sidecar_path, *report.data_paths]
     paths += [Path(path) for path in extra if path is not None]
     folder = Path(job.output).parent
     notes = [*done.notes, *report.notes]
     if report.graphml_error is not None:
         notes.append(f"no GraphML: {report.graphml_error}")
+    if report.view_error is not None:
+        notes.append(f"no page: {report.view_error}")
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
     return JobResult(
         name=job.name,

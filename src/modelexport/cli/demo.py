@@ -35,7 +35,10 @@ torch_nn = "all"
 input_shape = [2, 64]
 """
 _NEXT_STEPS = """
+Look at it: open {page} in a browser.
+
 Try next:
+  modelexport view {folder}/bert-tiny.onnx
   modelexport analyze {folder}/bert-tiny.onnx --output-format detailed
   modelexport validate {folder}/bert-tiny.onnx --check-consistency
   modelexport extract {folder}/bert-tiny.onnx --list
@@ -65,8 +68,8 @@ def demo_command(folder: Path, strategy: str) -> None:
     """Build a tiny BERT with random weights, export it, and work with it by module.
 
     Needs no network. DIR (default modelexport-demo) gets the model as a normal Hugging Face folder,
-    the ONNX file with its sidecar and a GraphML for yEd, a layer of it as a model of its own, and a
-    list of jobs for batch. Every module is checked against PyTorch.
+    the ONNX file with its sidecar, a page to look at and a GraphML for yEd, a layer of it as a
+    model of its own, and a list of jobs for batch. Every module is checked against PyTorch.
     """
     _make_folder(folder)
     with progress() as on_step:
@@ -93,6 +96,7 @@ def demo_command(folder: Path, strategy: str) -> None:
             seed=_SEED,
             on_step=on_step,
             with_graphml=True,
+            with_view=True,
         )
         layer = _first_layer(report)
         on_step(f"extract {layer}")
@@ -110,7 +114,8 @@ def demo_command(folder: Path, strategy: str) -> None:
         note("note: with onnxruntime installed, the demo also checks every module against PyTorch")
     else:
         show(["", line("Every module against PyTorch:"), *format_verification(parity, source.name)])
-    click.echo(_NEXT_STEPS.format(folder=folder, layers=layer.rpartition(".")[0]))
+    layers = layer.rpartition(".")[0]
+    click.echo(_NEXT_STEPS.format(folder=folder, layers=layers, page=report.view_path))
 
 
 def _make_folder(folder: Path) -> None:

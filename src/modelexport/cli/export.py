@@ -72,11 +72,12 @@ def show_summary(report: ExportReport, verbose: bool = False) -> None:
         note(f"note: … and {len(report.notes) - _MOST_NOTES} more places that the tracer warns of")
     for dropped in report.dropped_outputs:
         note(f"note: output dropped, not a tensor: {dropped}")
-    if report.graphml_error is not None:
-        note(
-            "warning: the model is exported, but its GraphML could not be written: "
-            f"{escape_control(report.graphml_error)}"
-        )
+    for what, error in (("GraphML", report.graphml_error), ("page", report.view_error)):
+        if error is not None:
+            note(
+                f"warning: the model is exported, but its {what} could not be written: "
+                f"{escape_control(error)}"
+            )
     show(_summary(report, verbose))
 
 
@@ -97,6 +98,8 @@ def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
         yield line(join_names(map(describe_tensor, hierarchy.export.inputs), _MOST_INPUTS), 4)
     yield line(f"{plural(statistics.modules, 'module')}: {status}", 2)
     yield line(f"sidecar {report.sidecar_path.name}", 2)
+    if report.view_path is not None:
+        yield line(f"page {report.view_path.name}", 2)
     if report.report_path is not None:
         yield line(f"report {report.report_path.name}", 2)
     if report.graphml_path is not None:

@@ -64,11 +64,7 @@ def node_data(
     values = finite
     if overlay.aggregate == "sum":
         name += ", evenly within a module"
-        values = {
-            path: value / counts[path]
-            for path, value in finite.items()
-            if counts[path]
-        }
+        values = {path: value / counts[path] for path, value in finite.items() if counts[path]}
     return {
         graph: GraphNodeData(
             name,

@@ -113,6 +113,11 @@ def view(
     )
 
 
+def page_path(path: Path) -> Path:
+    """Return the default path of a model's page: `<stem>.html` beside it."""
+    return path.with_name(f"{path.stem}.html")
+
+
 def check_page(
     source: Path,
     output_path: StrPath | None,
@@ -124,7 +129,7 @@ def check_page(
     Raises:
         ArgumentError: It is one of them, or no place to write to.
     """
-    target = check_output_path(output_path or source.with_suffix(".html"), ".html")
+    target = check_output_path(output_path or page_path(source), ".html")
     for read in (source, *overlays, *(() if other is None else (other,))):
         if as_path(read).resolve() == target.resolve():
             raise ArgumentError(f"{target} would be overwritten", hint="name another output")
