@@ -10,7 +10,7 @@ COMPAT := build/compat-$(TORCH)
 COMPAT_TESTS ?= -n 2 -q tests/test_value.py tests/test_architectures.py tests/capture
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo quick test tools lint viewer docs sweep fuzz bench compat clean
+.PHONY: demo quick test tools lint viewer docs pictures sweep fuzz bench compat clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -41,6 +41,10 @@ docs: $(READY)
 	$(BIN)/python docs/make_schemas.py
 	$(BIN)/python docs/make_strategies.py
 	$(BIN)/python docs/make_bert_tiny.py
+
+# The pictures of the page in the guides; needs Chromium.
+pictures: $(READY) $(NODE_READY)
+	$(BIN)/python docs/make_pictures.py
 
 sweep: $(READY)
 	$(BIN)/python -m sweep

@@ -24,6 +24,7 @@ CLONE = (
     "docs",
     "examples",
     "tests",
+    "viewer",
     "Makefile",
     "pyproject.toml",
     "constraints.txt",
@@ -117,7 +118,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in CLONE:
         source = ROOT / name
         if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "node_modules")
             shutil.copytree(source, tmp_path / name, ignore=ignored)
         else:
             shutil.copyfile(source, tmp_path / name)

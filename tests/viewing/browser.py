@@ -145,7 +145,7 @@ class Browser:
         )
         return tuple(pixel)
 
-    def screenshot(self, name: str) -> None:
-        """Keep a picture of the page as a build artefact."""
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        self._send("screenshot", path=str(SCREENSHOTS / f"{name}.png"))
+    def screenshot(self, name: str, folder: Path = SCREENSHOTS) -> None:
+        """Keep a picture of the page, by default as a build artefact."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._send("screenshot", path=str(folder / f"{name}.png"))

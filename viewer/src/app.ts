@@ -38,7 +38,7 @@ export class App {
     root: HTMLElement,
   ) {
     const middle = el("main", { class: "panes" });
-    root.append(this.header(), this.left, el("div", { class: "middle" }, this.crumbs, middle, this.legend), this.right, this.status, this.tip);
+    root.append(this.header(), this.left, el("div", { class: "middle" }, el("div", { class: "above" }, this.crumbs, this.legend), middle), this.right, this.status, this.tip);
     this.panes = data.models.map(
       (raw) =>
         new Pane(

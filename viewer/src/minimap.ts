@@ -2,8 +2,8 @@
 
 import type { Picture } from "./picture";
 
-const WIDTH = 150;
-const HEIGHT = 190;
+const WIDTH = 124;
+const HEIGHT = 156;
 
 export class Minimap {
   constructor(

@@ -54,16 +54,19 @@ export class Overlay {
     return formatNumber(value, this.raw.unit);
   }
 
+  /** The colour and the text of an item; a stack has the colour of its greatest member. */
   heat(item: Item): Heat | null {
-    let value = 0;
-    let found = false;
+    const values: number[] = [];
     for (const box of item.boxes) {
       const module = this.model.isNode(box) ? -1 : this.model.moduleOf(box);
-      if (module < 0 || !this.known[module]) continue;
-      found = true;
-      value = this.aggregate === "sum" ? value + this.values[module] : Math.max(value, this.values[module]);
+      if (module >= 0 && this.known[module]) values.push(this.values[module]);
     }
-    return found ? { share: this.share(value), text: this.text(value) } : null;
+    if (!values.length) return null;
+    const most = values.reduce((a, b) => Math.max(a, b));
+    if (values.length === 1) return { share: this.share(most), text: this.text(most) };
+    const total = values.reduce((a, b) => a + b);
+    const text = this.aggregate === "sum" ? `${this.text(total)} in all` : `up to ${this.text(most)}`;
+    return { share: this.share(most), text };
   }
 
   /** The modules with the greatest values of their own. */
