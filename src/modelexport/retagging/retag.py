@@ -17,7 +17,6 @@ from modelexport.onnx_file.model_file import (
     as_path,
     check_no_overwrite,
     copy_data_files,
-    external_files,
     open_mapped,
     parse_model,
     require_data_file,
@@ -133,10 +132,10 @@ def retag(
 def _open(path: Path, stack: ExitStack) -> tuple[OpenFile, TaggedModel]:
     data = stack.enter_context(open_mapped(path))
     proto = parse_model(data, path)
-    data_files = external_files(proto)
+    model = TaggedModel(path, proto)
+    data_files = model.data_files
     for name in data_files:
         require_data_file(path, name)
-    model = TaggedModel(path, proto)
     return OpenFile(path, data, proto, model.graph, data_files), model
 
 
