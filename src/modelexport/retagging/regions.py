@@ -76,13 +76,9 @@ class Regions:
 
     def _consumes_the_same(self, node: Node, origin: int) -> bool:
         """Whether a node consumes the values of its original, and no others."""
-        producer, values = self._original.producer, self._anchors.values
-        old = [name for name in self._original.nodes[origin].inputs if name in producer]
-        return old == [
-            value
-            for name in node.inputs
-            if (value := values.get(name)) is not None and value in producer
-        ]
+        is_computed = self._original.producer.__contains__
+        old = filter(is_computed, self._original.nodes[origin].inputs)
+        return [*old] == [*filter(is_computed, map(self._anchors.values.get, node.inputs))]
 
     def _produced(self, index: int) -> set[str]:
         """Return the original values that a node produces, else those of the nodes after it."""

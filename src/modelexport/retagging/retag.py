@@ -103,10 +103,22 @@ def retag(
         NotDescendedError: The changed file was not made from the original.
     """
     target, step = check_output_path(output_path), on_step or (lambda _: None)
-    with ExitStack() as stack, pause_collector():
+    with pause_collector():
+        return _retag(as_path(original), as_path(changed), target, inputs, run, step)
+
+
+def _retag(
+    original: Path,
+    changed: Path,
+    target: Path,
+    inputs: StrPath | Mapping[str, Array] | None,
+    run: bool,
+    step: Callable[[str], None],
+) -> RetagReport:
+    with ExitStack() as stack:
         step("read the two files")
-        old, old_model = _open(as_path(original), stack)
-        new, new_model = _open(as_path(changed), stack)
+        old, old_model = _open(original, stack)
+        new, new_model = _open(changed, stack)
         if old_model.records is None or not any(old_model.effective_tags):
             raise FormatError(
                 f"{old.path.name} has no tags",
@@ -217,6 +229,8 @@ def _missing_nodes(old: Side, new: Side, anchors: Anchors) -> str | None:
 
 def _unlike_values(old: Side, new: Side, anchors: Anchors) -> str | None:
     """Describe how few values are similar to those with the same name, if they are few."""
+    if not new.sketches:
+        return None
     pairs = [
         (new.sketches[name], old.sketches[origin])
         for name, origin in anchors.values.items()
@@ -224,7 +238,7 @@ def _unlike_values(old: Side, new: Side, anchors: Anchors) -> str | None:
     ]
     floats = [(a, b) for a, b in pairs if a.is_float and b.is_distinct and a.size == b.size]
     related = sum(a.order_error(b) < _RELATED for a, b in floats)
-    if not new.sketches or (floats and related >= _LEAST_RELATED * len(floats)):
+    if floats and related >= _LEAST_RELATED * len(floats):
         return None
     return f"{related} of {len(floats)} values with the same name or position are similar"
 
