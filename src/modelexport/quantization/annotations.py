@@ -77,7 +77,7 @@ def annotate_layers(
     annotations = _annotations(model, as_patterns(patterns), call, covering)
     names = model.data_files
     check_no_overwrite(model.path, names, target)
-    with open_mapped(model.path) as data, transaction(target.parent) as stage:
+    with open_mapped(model.path, whole=True) as data, transaction(target.parent) as stage:
         copy_data_files(stage, model.path, names, target)
         if model.has_sidecar:
             sidecar = stage.write("sidecar", [sidecar_path(model.path).read_bytes()])

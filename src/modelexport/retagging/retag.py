@@ -21,6 +21,7 @@ from modelexport.onnx_file.model_file import (
     parse_model,
     require_data_file,
 )
+from modelexport.onnx_file.wire import Buffer
 from modelexport.retagging.anchors import Anchors, Side, find_anchors
 from modelexport.retagging.carry import carry_records, find_results
 from modelexport.retagging.fill import Filler, Modules
@@ -117,8 +118,8 @@ def _retag(
 ) -> RetagReport:
     with ExitStack() as stack:
         step("read the two files")
-        old, old_model = _open(original, stack)
-        new, new_model = _open(changed, stack)
+        old, old_model = _open(stack.enter_context(open_mapped(original)), original)
+        new, new_model = _open(stack.enter_context(open_mapped(changed, whole=True)), changed)
         if old_model.records is None or not any(old_model.effective_tags):
             raise FormatError(
                 f"{old.path.name} has no tags",
@@ -141,8 +142,7 @@ def _retag(
     return RetagReport(target, sidecar_path(target), data_paths, compared, hierarchy.sidecar)
 
 
-def _open(path: Path, stack: ExitStack) -> tuple[OpenFile, TaggedModel]:
-    data = stack.enter_context(open_mapped(path))
+def _open(data: Buffer, path: Path) -> tuple[OpenFile, TaggedModel]:
     proto = parse_model(data, path)
     model = TaggedModel(path, proto)
     data_files = model.data_files
