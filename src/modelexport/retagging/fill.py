@@ -8,7 +8,7 @@ from modelexport.graph.flat import Graph
 from modelexport.modules.lookup import ModuleIndex
 from modelexport.modules.record import Attribution, Method, ModuleRecord, NodeTag
 from modelexport.modules.tree import Ancestry
-from modelexport.retagging.anchors import Anchors, Side
+from modelexport.retagging.anchors import Anchor, Anchors, Side
 from modelexport.retagging.regions import Regions
 
 Call = tuple[str, int | None]
@@ -57,8 +57,9 @@ class Filler:
     def fill(self) -> list[Attribution]:
         """Return the answer for each node, in the order of the changed graph."""
         for index, anchor in self._anchors.nodes.items():
-            if self._tags[anchor.origin] is not None:
-                self._answers[index] = self._from_anchor(index)
+            tag = self._tags[anchor.origin]
+            if tag is not None:
+                self._answers[index] = self._from_anchor(index, anchor, tag)
         for index in self._left():
             kept = self._kept[index]
             if kept is not None:
@@ -108,11 +109,9 @@ class Filler:
             path, call = self._modules.common(calls)
             self._answers[index] = Attribution(path, call, Method.DATAFLOW)
 
-    def _from_anchor(self, index: int) -> Attribution:
-        anchor = self._anchors.nodes[index]
-        tag = self._tags[anchor.origin]
-        assert tag is not None
-        if anchor.by == "name" and self._regions.is_unchanged(index):
+    def _from_anchor(self, index: int, anchor: Anchor, tag: NodeTag) -> Attribution:
+        is_sure = anchor.by == "name" or (anchor.by == "structure" and not tag.hierarchy_covers)
+        if is_sure and self._regions.is_unchanged(index, anchor.origin):
             known = self._of_tags.get(id(tag))
             if known is None:
                 known = self._of_tags[id(tag)] = _attribution_of(tag)

@@ -64,10 +64,9 @@ class Regions:
         producer = self._original.producer
         return list(self._walk({producer[n] for n in targets if n in producer}, frontier))
 
-    def is_unchanged(self, index: int) -> bool:
+    def is_unchanged(self, index: int, origin: int) -> bool:
         """Return whether a node has the operator and the inputs of its original."""
-        node, origin = self._changed.nodes[index], self._anchors.nodes[index].origin
-        old = self._original.nodes[origin]
+        node, old = self._changed.nodes[index], self._original.nodes[origin]
         return (
             old.op_type == node.op_type
             and old.domain == node.domain
