@@ -205,3 +205,25 @@ def test_a_data_file_that_is_a_link(reader: str, tmp_path: Path) -> None:
     report.onnx_path.rename(blobs / "m")
     report.onnx_path.symlink_to(blobs / "m")
     READERS[reader](models / "m.onnx", outputs)
+
+
+@pytest.mark.parametrize("where", ["main graph", "subgraph"])
+@pytest.mark.parametrize("kind", ["initializer", "t", "tensors", "none"])
+def test_data_files_are_found_wherever_a_tensor_is(kind: str, where: str, tmp_path: Path) -> None:
+    """A tensor may be an initializer or an attribute, `t` or `tensors`, of any graph."""
+    tensor = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [1], [0.0])
+    tensor.ClearField("float_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="w.bin")
+    graph = onnx.GraphProto(name="g")
+    if kind == "initializer":
+        graph.initializer.append(tensor)
+    elif kind != "none":
+        value = tensor if kind == "t" else [tensor]
+        graph.node.append(onnx.helper.make_node("Op", [], ["y"], domain="test", value=value))
+    if where == "subgraph":
+        outer = onnx.helper.make_node("Op", [], ["z"], domain="test", body=graph)
+        graph = onnx.GraphProto(name="main", node=[outer])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    assert modelexport.load(path).data_files == ([] if kind == "none" else ["w.bin"])

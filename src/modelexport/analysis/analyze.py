@@ -16,7 +16,6 @@ from modelexport.modules.tree import Ancestry, subtree_totals
 from modelexport.onnx_file.digests import InitializerSize, initializer_sizes
 from modelexport.onnx_file.model_file import (
     StrPath,
-    external_files,
     is_file,
     opset_imports,
     resolve_data_file,
@@ -262,7 +261,7 @@ class _Analyzer:
             dropped_outputs=() if records is None else records.export.dropped_outputs,
             data_files=tuple(
                 DataFile(name, is_file(resolve_data_file(path, name)))
-                for name in external_files(proto)
+                for name in self.model.data_files
             ),
         )
 

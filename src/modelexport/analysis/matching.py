@@ -260,27 +260,29 @@ def match_nodes(a: LabeledGraph, b: LabeledGraph, certain: bool = False) -> dict
         b: The second graph.
         certain: Match only by structure, and only nodes that are the only ones of their kind.
     """
-    numbers: dict[Hashable, int] = {}
     matches: dict[int, int] = {}
-    extend = functools.partial(_extend, matches, a.graph, b.graph)
-    upstream = [_upstream_numbers(graph, numbers) for graph in (a, b)]
-    downstream = [_downstream_numbers(graph, numbers) for graph in (a, b)]
+    before: dict[Hashable, int] = {}
+    after: dict[Hashable, int] = {}
+    upstream = [_upstream_numbers(side, before) for side in (a, b)]
+    downstream = [_downstream_numbers(side, after) for side in (a, b)]
     both = [list(zip(*pair, strict=True)) for pair in zip(upstream, downstream, strict=True)]
+    extend = _extend_certain if certain else functools.partial(_extend, a.graph, b.graph)
     for keys in (both, upstream, downstream):
-        extend(*(map(_unique_keys, keys) if certain else keys))
+        if len(matches) < min(map(len, keys)):
+            extend(matches, *keys)
     if certain:
         return matches
-    extend(*([(node.key, node.op_type) for node in side.graph.nodes] for side in (a, b)))
-    extend(_input_keys(a, matches), _input_keys(b, None))
+    extend(matches, *([(node.key, node.op_type) for node in side.graph.nodes] for side in (a, b)))
+    extend(matches, _input_keys(a, matches), _input_keys(b, None))
     if any(a.modules) and any(b.modules):
-        extend(_module_keys(a), _module_keys(b))
+        extend(matches, _module_keys(a), _module_keys(b))
     return matches
 
 
 def _extend(
-    matches: dict[int, int],
     a: Graph,
     b: Graph,
+    matches: dict[int, int],
     keys_a: Sequence[Hashable],
     keys_b: Sequence[Hashable],
 ) -> None:
@@ -296,10 +298,21 @@ def _extend(
         matches.update(zip(*rest, strict=False))
 
 
-def _unique_keys(keys: Sequence[Hashable]) -> list[Hashable]:
-    """Return the keys, with None in place of those that several nodes have."""
+def _extend_certain(
+    matches: dict[int, int], keys_a: Sequence[Hashable], keys_b: Sequence[Hashable]
+) -> None:
+    """Match unmatched nodes with equal keys that no other node of either graph has."""
+    indices_b, used = _unique_keys(keys_b), set(matches.values())
+    for key, index in _unique_keys(keys_a).items():
+        other = indices_b.get(key)
+        if other is not None and index not in matches and other not in used:
+            matches[index] = other
+
+
+def _unique_keys(keys: Sequence[Hashable]) -> dict[Hashable, int]:
+    """Return the index of the node with each key, of the keys that only one node has."""
     counts = Counter(keys)
-    return [key if counts[key] == 1 else None for key in keys]
+    return {key: index for index, key in enumerate(keys) if counts[key] == 1}
 
 
 def _group_by_key(keys: Sequence[Hashable], matched: Container[int]) -> dict[Hashable, list[int]]:
@@ -310,47 +323,51 @@ def _group_by_key(keys: Sequence[Hashable], matched: Container[int]) -> dict[Has
     return groups
 
 
-def _upstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> list[Hashable]:
+def _upstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> list[int]:
     """Number nodes so that equal numbers mean the same operations on everything before."""
-    graph = side.graph
+    graph, labels, known = side.graph, side.labels, side.leaves
     enclosed: defaultdict[int, list[str]] = defaultdict(list)
+    for node, label in zip(graph.nodes, labels, strict=True) if graph.subgraphs else ():
+        enclosed[node.enclosing].append(label)  # -1 in the main graph
+    result = []
     for index, node in enumerate(graph.nodes):
-        enclosed[node.enclosing].append(side.labels[index])  # -1 in the main graph
-    known = side.leaves
-    result: list[Hashable] = []
-    for index, node in enumerate(graph.nodes):
-        sources = tuple([known.get(name) for name in node.inputs])
-        inner = tuple(sorted(enclosed.get(index, ())))
-        number = numbers.setdefault((side.labels[index], sources, inner), len(numbers))
+        key: Hashable = (labels[index], *map(known.get, node.inputs))
+        if index in enclosed:
+            key = (key, *sorted(enclosed[index]))
+        number = numbers.setdefault(key, len(numbers))
         result.append(number)
-        known.update((name, (number, i)) for i, name in enumerate(node.outputs))
+        for i, name in enumerate(node.outputs):
+            known[name] = (number, i) if i else number
     return result
 
 
-def _downstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> list[Hashable]:
+def _downstream_numbers(side: LabeledGraph, numbers: dict[Hashable, int]) -> list[int]:
     """Number nodes so that equal numbers mean the same operations on everything after."""
-    graph = side.graph
-    ends: defaultdict[str, list[Hashable]] = defaultdict(list)
+    graph, labels = side.graph, side.labels
+    uses: defaultdict[str, list[Hashable]] = defaultdict(list)
     for i, name in enumerate(graph.outputs):
-        ends[name].append((0, "output", i))
+        uses[name].append((0, "output", i))
     for subgraph in (subgraph for nested in graph.subgraphs.values() for subgraph in nested):
         for i, name in enumerate(subgraph.outputs):
-            ends[name].append((1, subgraph.label, i))
-    result: list[Hashable] = [-1] * len(graph.nodes)
-    for index in reversed(range(len(graph.nodes))):
-        uses: list[Hashable] = []
-        for output, name in enumerate(graph.nodes[index].outputs):
-            uses += [(output, end) for end in ends.get(name, ())]
-            for consumer in graph.consumers.get(name, ()):
-                inputs = graph.nodes[consumer].inputs
-                at = tuple(i for i, read in enumerate(inputs) if read == name)
-                uses.append((output, result[consumer], at))
-        # Nothing orders the consumers of a value across two files, so they are sorted.
-        if len(uses) > 1:
-            uses.sort(key=repr)
-        key = ("downstream", side.labels[index], tuple(uses))
-        result[index] = numbers.setdefault(key, len(numbers))
-    return result
+            uses[name].append((1, subgraph.label, i))
+    result = []
+    for node, label in zip(reversed(graph.nodes), reversed(labels), strict=True):
+        key: list[Hashable] = [label]
+        for i, name in enumerate(node.outputs):
+            ends = uses.get(name, [])
+            # Nothing orders the consumers of a value across two files, so they are sorted.
+            if len(ends) > 1:
+                ends.sort(key=repr)
+            key += (i, *ends)
+        number = numbers.setdefault(tuple(key), len(numbers))
+        result.append(number)
+        inputs = node.inputs
+        for at, name in enumerate(inputs):
+            if inputs.count(name) == 1:
+                uses[name].append((number, at))
+            elif inputs.index(name) == at:
+                uses[name].append((number, *[i for i, each in enumerate(inputs) if each == name]))
+    return result[::-1]
 
 
 def _input_keys(side: LabeledGraph, matches: Mapping[int, int] | None) -> list[Hashable]:

@@ -22,7 +22,6 @@ from modelexport.onnx_file.doc_strings import rewrite_doc_strings
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
-    external_files,
     is_file,
     missing_data_error,
     open_mapped,
@@ -127,7 +126,7 @@ def _check_compliance(model: TaggedModel) -> list[Finding]:
     """Run ONNX's full check, unless a data file is missing: the checker cannot run without it."""
     missing = [
         make_finding(Code.DATA_MISSING, location, missing_data_error(model.path, location).message)
-        for location in external_files(model.proto)
+        for location in model.data_files
         if not is_file(resolve_data_file(model.path, location))
     ]
     if missing:

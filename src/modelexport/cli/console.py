@@ -212,7 +212,6 @@ def check_output(output_file: Path | None, *inputs: Path) -> None:
     if output_file is None:
         return
     from modelexport.onnx_file.atomic_write import check_output_path
-    from modelexport.onnx_file.model_file import external_files
     from modelexport.tagged.model import load
     from modelexport.tagged.records import sidecar_path
 
@@ -221,7 +220,7 @@ def check_output(output_file: Path | None, *inputs: Path) -> None:
         own = {path.resolve(), sidecar_path(path).resolve()}
         if output_file.exists() and path.suffix == ".onnx":
             with suppress(ModelExportError):
-                own |= {(path.parent / name).resolve() for name in external_files(load(path).proto)}
+                own |= {(path.parent / name).resolve() for name in load(path).data_files}
         if output_file.resolve() in own or output_file.suffix == ".onnx":
             raise ArgumentError(
                 f"{output_file} is a model or a part of one", hint="choose another output file"

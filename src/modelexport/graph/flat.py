@@ -13,6 +13,7 @@ import onnx
 
 Initializer = onnx.TensorProto | onnx.SparseTensorProto
 _GRAPH, _GRAPHS = onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS
+_TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
@@ -93,6 +94,8 @@ class Graph(msgspec.Struct, frozen=True, eq=False, dict=True):
     non_utf8_names: bool = False
     """Whether a name is not UTF-8, so that protobuf returns it as bytes. Names in subgraphs and
     functions are always text."""
+    has_external_data: bool = False
+    """Whether an initializer or a tensor in an attribute has its data in a data file."""
 
     @functools.cached_property
     def producer(self) -> dict[str, int]:
@@ -200,6 +203,7 @@ class _Builder:
         self._subgraphs: dict[int, list[FlatSubgraph]] = {}
         self._functions: dict[str, FlatSubgraph] = {}
         self._non_utf8_names = False
+        self._has_external_data = _are_external(model.graph.initializer)
         self._function_keys = {function_key(f.domain, f.name, f.overload) for f in model.functions}
         self._add_nodes(model.graph.node if stored is None else stored, _Scope())
         for function in model.functions:
@@ -214,7 +218,7 @@ class _Builder:
         odd = self._non_utf8_names or not _is_text((*inputs, *outputs, *initializers))
         return Graph(
             self._nodes, self._protos(), self._attributed, self._subgraphs, self._functions,
-            inputs, outputs, initializers, odd,
+            inputs, outputs, initializers, odd, self._has_external_data,
         )  # fmt: skip
 
     def _protos(self) -> Sequence[onnx.NodeProto]:
@@ -273,9 +277,24 @@ class _Builder:
             attributes = node.attribute
             if attributes:
                 self._attributed.append(index)
-                for number, (label, graph) in enumerate(nested_graphs(attributes)):
+                if self._have_graphs(attributes):
                     kept[index] = node
-                    self._add_subgraph(index, number, label, graph, scope)
+                    for number, (label, graph) in enumerate(nested_graphs(attributes)):
+                        self._add_subgraph(index, number, label, graph, scope)
+
+    def _have_graphs(self, attributes: Iterable[onnx.AttributeProto]) -> bool:
+        """Return whether attributes may have subgraphs, and note tensors in data files."""
+        found = False
+        for attribute in attributes:
+            kind = attribute.type
+            if kind == _TENSOR:
+                if attribute.t.data_location:
+                    self._has_external_data = True
+            elif kind in (_GRAPH, _GRAPHS):
+                found = True
+            elif kind == _TENSORS:
+                self._has_external_data |= _are_external(attribute.tensors)
+        return found
 
     def _add_subgraph(
         self, index: int, number: int, label: str, graph: onnx.GraphProto, outer: _Scope
@@ -283,6 +302,7 @@ class _Builder:
         prefix = subgraph_prefix(self._nodes[index].key, label)
         inputs = [value.name for value in graph.input]
         tensors = initializers_by_name(graph)
+        self._has_external_data |= _are_external(graph.initializer)
         names = [*inputs, *tensors, *(name for node in graph.node for name in node.output)]
         scope = _Scope(prefix, (*outer.names, _keys(prefix, names)), index, outer.function, number)
         subgraph = FlatSubgraph(
@@ -301,6 +321,10 @@ def _keys(prefix: str, names: Iterable[str]) -> dict[str, str]:
 
 def _empty(names: tuple[str, ...]) -> list[int]:
     return [index for index, name in enumerate(names) if not name]
+
+
+def _are_external(tensors: Iterable[onnx.TensorProto]) -> bool:
+    return any(tensor.data_location for tensor in tensors)
 
 
 def _is_text(names: Iterable[str]) -> bool:

@@ -76,7 +76,7 @@ AUXILIARY = frozenset({Method.DATAFLOW.value, Method.ROOT.value})
 """The methods of nodes that have no evidence of their own."""
 
 
-class Attribution(msgspec.Struct, frozen=True):
+class Attribution(msgspec.Struct, frozen=True, gc=False):
     """The answer for one node: the exact module, which of its calls, and why."""
 
     path: str

@@ -104,7 +104,7 @@ def message_content(tensor: Initializer) -> bytes:
 
 def _tensor_head(tensor: TensorProto) -> bytes:
     """Return type and shape, which come before the data in a tensor's content."""
-    return f"{tensor.data_type}{tuple(tensor.dims)}\0".encode()
+    return f"{tensor.data_type}{tuple(tensor.dims[:])}\0".encode()
 
 
 def _tensor_content(tensor: TensorProto) -> bytes:

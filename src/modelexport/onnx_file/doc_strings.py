@@ -21,6 +21,7 @@ from modelexport.onnx_file.wire import (
     edit_inside,
     entry,
     fields,
+    header,
     insertion_offset,
     messages,
     read_varint,
@@ -30,6 +31,7 @@ from modelexport.onnx_file.wire import (
 _MODEL_METADATA = 14
 _FUNCTION_NODE = 7
 _NODE_ATTRIBUTE, _NODE_DOC = 5, 6
+_BEFORE_DOC = frozenset(number << 3 | BYTES for number in range(1, _NODE_DOC))
 _ATTRIBUTE_TYPE = 20
 _GRAPH_FIELDS = {5: 6, 10: 11}
 """The field of an attribute that has its graphs, `g` or `graphs`, by the attribute's type."""
@@ -130,10 +132,10 @@ class _NodeEditor:
         raw = data[node.payload : node.end]
         if len(raw) < _SMALL_NODE:
             raw = bytes(raw)  # faster to read than a view of the file
-        start, end = _doc_string_field(raw)
+        start, payload, end = _doc_string_field(raw)
         # First its own doc_string, which stands behind its attributes, then those of its subgraphs.
-        new = self._doc_edit(bytes(_content(raw, start, end)) if start < end else None)
-        doc = [] if new is None else delimited(_NODE_DOC, [new])
+        new = self._doc_edit(bytes(raw[payload:end]) if start < end else None)
+        doc: list[Buffer] = [] if new is None else [header(_NODE_DOC, len(new)), new]
         others: _Edits = []
         if self._entry is not None:
             key, values = self._entry
@@ -141,9 +143,10 @@ class _NodeEditor:
         if _MAY_HAVE_GRAPHS.search(raw):
             others += self._edit_subgraphs(raw)
         if not others:
-            return [raw[:start], *doc, raw[end:]]
+            chunks = [raw[:start], *doc, raw[end:]]
+            return [b"".join(chunks)] if isinstance(raw, bytes) else chunks
         edits = [(start, end, doc), *others]
-        chunks: list[Buffer] = []
+        chunks = []
         kept_from = 0
         for start, end, replacement in sorted(edits, key=lambda edit: edit[0]):
             chunks += [raw[kept_from:start], *replacement]
@@ -180,33 +183,24 @@ def _edit_entry(node: Buffer, key: str, value: str | None) -> _Edits:
     return edits
 
 
-def _doc_string_field(node: Buffer) -> tuple[int, int]:
-    """Return where the doc_string field of a node begins and ends, or twice where to insert it.
+def _doc_string_field(node: Buffer) -> tuple[int, int, int]:
+    """Find the doc_string of a node: where the field, its content and what follows begin.
 
-    An edit spends most of its time here, so fields of the usual kind are read in place.
+    In a node without one, all three are the offset at which to insert it. An edit spends most of
+    its time here, so fields of the usual kind are read in place.
     """
-    position, size, insertion = 0, len(node), -1
-    while position < size:
-        start, key = position, node[position]
-        if key & 0x87 == BYTES and position + 1 < size and node[position + 1] < 0x80:
-            number = key >> 3
-            position += 2 + node[position + 1]
-            is_doc = number == _NODE_DOC
-        else:
-            field = next(fields(node, position, size))
-            number, position, is_doc = field.number, field.end, field.is_bytes(_NODE_DOC)
-        if is_doc and position <= size:
-            return start, position
-        if number > _NODE_DOC and insertion < 0:
-            insertion = start
+    position, size, insertion = 0, len(node), None
+    while position + 1 < size and node[position] in _BEFORE_DOC and node[position + 1] < 0x80:
+        position += 2 + node[position + 1]
     if position > size:
         raise cut_short()
-    return (size, size) if insertion < 0 else (insertion, insertion)
-
-
-def _content(data: Buffer, start: int, end: int) -> Buffer:
-    """Return the content of the length-delimited field between two offsets."""
-    return data[next(fields(data, start, end)).payload : end]
+    for field in fields(node, position, size) if position < size else ():
+        if field.is_bytes(_NODE_DOC):
+            return field.start, field.payload, field.end
+        if field.number > _NODE_DOC and insertion is None:
+            insertion = field.start
+    offset = size if insertion is None else insertion
+    return offset, offset, offset
 
 
 def _graphs_field(data: Buffer, attribute: Field) -> int | None:

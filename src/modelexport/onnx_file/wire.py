@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from modelexport.errors import FormatError
 
@@ -30,7 +31,7 @@ _LARGE_TENSOR = 1 << 16
 VARINT, _FIXED64, BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-class Field(NamedTuple):
+class Field(msgspec.Struct, frozen=True, gc=False):
     """One field of a message: its number, wire type, and where it and its content are."""
 
     number: int
@@ -101,7 +102,10 @@ def messages(data: Buffer, position: int, end: int, number: int) -> Iterator[Fie
             if field.is_bytes(number):
                 yield field
             continue
-        length, payload = read_varint(data, position + 1, end)
+        payload = position + 2
+        length = data[position + 1] if payload < end else 0x80
+        if length > 0x7F:  # more than one byte
+            length, payload = read_varint(data, position + 1, end)
         position = payload + length
         if position > end:
             raise cut_short()
@@ -301,18 +305,14 @@ def _varint(value: int) -> bytes:
 
 def read_varint(data: Buffer, position: int, end: int) -> tuple[int, int]:
     """Read an integer; return it and the offset behind it."""
-    if position < end and data[position] < 0x80:
-        return data[position], position + 1
     value = shift = 0
-    while position < end:
+    while position < end and shift < 70:
         byte = data[position]
         position += 1
-        value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, position
+            return value | byte << shift, position
+        value |= (byte & 0x7F) << shift
         shift += 7
-        if shift > 63:
-            break
     raise cut_short()
 
 

@@ -15,7 +15,6 @@ from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
-    external_files,
     require_data_file,
 )
 from modelexport.option_values import spell_option
@@ -194,7 +193,7 @@ def _load_tagged(path: StrPath) -> TaggedModel:
             f"{model.path.name} has no tags",
             hint="export it with modelexport, or carry the map over with modelexport retag",
         )
-    for name in external_files(model.proto):
+    for name in model.data_files:
         require_data_file(model.path, name)
     return model
 

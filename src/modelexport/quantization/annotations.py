@@ -16,7 +16,6 @@ from modelexport.onnx_file.model_file import (
     StrPath,
     check_no_overwrite,
     copy_data_files,
-    external_files,
     open_mapped,
 )
 from modelexport.quantization.select import as_patterns, find_nodes
@@ -76,9 +75,9 @@ def annotate_layers(
             "the installed ONNX Runtime has no layer annotations", hint="install 1.31 or newer"
         )
     annotations = _annotations(model, as_patterns(patterns), call, covering)
-    names = external_files(model.proto)
+    names = model.data_files
     check_no_overwrite(model.path, names, target)
-    with open_mapped(model.path) as data, transaction(target.parent) as stage:
+    with open_mapped(model.path, whole=True) as data, transaction(target.parent) as stage:
         copy_data_files(stage, model.path, names, target)
         if model.has_sidecar:
             sidecar = stage.write("sidecar", [sidecar_path(model.path).read_bytes()])

@@ -13,7 +13,6 @@ from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
     check_no_overwrite,
-    external_files,
     require_data_file,
 )
 from modelexport.quantization.budget import Choice, KeptModule, check_limit, choose_kept
@@ -173,7 +172,7 @@ def _quantize(
 
 def _check_files(source: Path, target: Path) -> None:
     """Check that the model is complete, and that the output overwrites no file of it."""
-    names = external_files(load(source).proto)
+    names = load(source).data_files
     check_no_overwrite(source, names, target, target.with_name(f"{target.name}.data"))
     for name in names:
         require_data_file(source, name)

@@ -10,7 +10,7 @@ import msgspec
 from modelexport.errors import FileError, FormatError
 from modelexport.onnx_file.atomic_write import check_output_path, write_file
 from modelexport.onnx_file.digests import record_digest
-from modelexport.onnx_file.model_file import StrPath, external_files, require_data_file
+from modelexport.onnx_file.model_file import StrPath, require_data_file
 from modelexport.quantization.candidates import Candidate
 from modelexport.quantization.samples import OutputError, Samples
 from modelexport.quantization.variants import Workbench
@@ -124,8 +124,7 @@ def open_results(resume: StrPath | None, bench: Workbench) -> Results:
 def _digest(bench: Workbench) -> str:
     """Return a digest of what results depend on: the model, the tool, its options and samples."""
     original = bench.original
-    files = [original, *(require_data_file(original, name)
-                         for name in external_files(load(original).proto))]  # fmt: skip
+    files = [original, *(require_data_file(original, name) for name in load(original).data_files)]
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

@@ -6,6 +6,7 @@ were renamed. Structure finds the rest of what was only renamed.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -64,7 +65,7 @@ class Side(msgspec.Struct, frozen=True, eq=False):
         )
 
 
-class Anchor(msgspec.Struct, frozen=True):
+class Anchor(msgspec.Struct, frozen=True, gc=False):
     """The original node that a node stands for."""
 
     origin: int
@@ -136,24 +137,25 @@ class _Finder:
     def match_names(self) -> None:
         """Match nodes by the name of their first output and by their own name."""
         graph = self.original.graph
-        by_name: dict[str, int | None] = {}
-        for index, node in enumerate(graph.nodes):
-            by_name[node.name] = None if node.name in by_name else index
         once = _functions_called_once(self.changed.graph)
         for index, node in enumerate(self.changed.graph.nodes):
             if node.function and node.function not in once:
                 continue  # its nodes stand for several original ones
             local = node.key.removeprefix(f"{node.function}/") if node.function else node.key
-            by_output = graph.producer.get(local)
-            same_name = by_name.get(node.name) if node.name else None
-            if by_output is not None and (
-                by_output == same_name or _same_operator(graph.nodes[by_output], node)
-            ):
-                self._anchor(index, by_output, "name")
-            elif same_name is not None:
-                self._anchor(index, same_name, "name")
-            elif by_output is not None:
-                self._anchor(index, by_output, "name")
+            origin = graph.producer.get(local)
+            if node.name and (origin is None or not _same_operator(graph.nodes[origin], node)):
+                same_name = self._unique_names.get(node.name)
+                origin = origin if same_name is None else same_name
+            if origin is not None:
+                self._anchor(index, origin, "name")
+
+    @functools.cached_property
+    def _unique_names(self) -> dict[str, int | None]:
+        """The index of the original node with each name; None for a name of several nodes."""
+        by_name: dict[str, int | None] = {}
+        for index, node in enumerate(self.original.graph.nodes):
+            by_name[node.name] = None if node.name in by_name else index
+        return by_name
 
     def match_structure(self) -> None:
         """Match the nodes that are left by what surrounds them."""
@@ -373,7 +375,7 @@ class _Finder:
 
 
 def _functions_called_once(graph: Graph) -> set[str]:
-    calls = Counter(node.calls_function for node in graph.nodes)
+    calls = Counter(node.calls_function for node in graph.nodes) if graph.functions else {}
     return {function for function, count in calls.items() if count == 1}
 
 

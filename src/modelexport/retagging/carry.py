@@ -64,7 +64,7 @@ def find_results(
         if origin in wanted:
             equal.setdefault(origin, []).append(name)
     index = SketchIndex(changed.sketches)
-    kept = {*changed.graph.producer, *changed.graph.inputs, *changed.graph.initializers}
+    stored = {*changed.graph.inputs, *changed.graph.initializers}
     results = {}
     for name in wanted:
         own = original.sketches.get(name)
@@ -73,7 +73,8 @@ def find_results(
             candidates = [each for each in candidates if each in changed.sketches]
         if own is not None:
             candidates = [*candidates, *index.find(own)]
-        if name in kept and (own is None or name in candidates or not candidates):
+        is_kept = name in changed.graph.producer or name in stored
+        if is_kept and (own is None or name in candidates or not candidates):
             results[name] = name
             continue
         shaped = [

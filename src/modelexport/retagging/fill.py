@@ -8,7 +8,7 @@ from modelexport.graph.flat import Graph
 from modelexport.modules.lookup import ModuleIndex
 from modelexport.modules.record import Attribution, Method, ModuleRecord, NodeTag
 from modelexport.modules.tree import Ancestry
-from modelexport.retagging.anchors import Anchors, Side
+from modelexport.retagging.anchors import Anchor, Anchors, Side
 from modelexport.retagging.regions import Regions
 
 Call = tuple[str, int | None]
@@ -57,35 +57,42 @@ class Filler:
     def fill(self) -> list[Attribution]:
         """Return the answer for each node, in the order of the changed graph."""
         for index, anchor in self._anchors.nodes.items():
-            if self._tags[anchor.origin] is not None:
-                self._answers[index] = self._from_anchor(index)
-        nodes = range(len(self._changed.nodes))
-        for index in nodes:
+            tag = self._tags[anchor.origin]
+            if tag is not None:
+                self._answers[index] = self._from_anchor(index, anchor, tag)
+        for index in self._left():
             kept = self._kept[index]
-            if index not in self._answers and kept is not None:
+            if kept is not None:
                 self._answers[index] = _attribution_of(kept)
+        if self._left():
+            self._fill_gaps()
+        root = Attribution("", None, Method.ROOT)
+        return [self._answers.get(index, root) for index in range(len(self._changed.nodes))]
+
+    def _left(self) -> list[int]:
+        """Return the nodes without an answer."""
+        return [index for index in range(len(self._changed.nodes)) if index not in self._answers]
+
+    def _fill_gaps(self) -> None:
+        """Find the modules of nodes that have neither an anchor nor a tag."""
         constant = _constant_nodes(self._changed)
-        for index in nodes:
-            if index not in self._answers and index not in constant:
+        for index in self._left():
+            if index not in constant:
                 if self._side.moves_data(index) or self._side.re_encodes(index):
                     # What it moves or encodes comes from its first input, as far as tools go.
                     self._settle(index, list(self._changed.producers_of(index))[:1])
                 else:
                     self._settle_region(index)
-        for index in reversed(nodes):
-            if index not in self._answers:
-                self._settle(index, self._changed.consumers_of(index))
-        for index in nodes:
-            if index not in self._answers:
-                self._settle(index, self._changed.producers_of(index))
+        for index in reversed(self._left()):
+            self._settle(index, self._changed.consumers_of(index))
+        for index in self._left():
+            self._settle(index, self._changed.producers_of(index))
         self._settle_nested()
-        root = Attribution("", None, Method.ROOT)
-        return [self._answers.get(index, root) for index in nodes]
 
     def _settle_nested(self) -> None:
         """Give the remaining nodes of subgraphs and functions to the modules around them."""
         callers = _callers(self._changed)
-        left = [i for i in range(len(self._changed.nodes)) if i not in self._answers]
+        left = self._left()
         while left:
             for index in left:
                 self._settle_inside(index, callers)
@@ -102,11 +109,9 @@ class Filler:
             path, call = self._modules.common(calls)
             self._answers[index] = Attribution(path, call, Method.DATAFLOW)
 
-    def _from_anchor(self, index: int) -> Attribution:
-        anchor = self._anchors.nodes[index]
-        tag = self._tags[anchor.origin]
-        assert tag is not None
-        if anchor.by == "name" and self._regions.is_unchanged(index):
+    def _from_anchor(self, index: int, anchor: Anchor, tag: NodeTag) -> Attribution:
+        is_sure = anchor.by == "name" or (anchor.by == "structure" and not tag.hierarchy_covers)
+        if is_sure and self._regions.is_unchanged(index, anchor.origin):
             known = self._of_tags.get(id(tag))
             if known is None:
                 known = self._of_tags[id(tag)] = _attribution_of(tag)

@@ -64,10 +64,9 @@ class Regions:
         producer = self._original.producer
         return list(self._walk({producer[n] for n in targets if n in producer}, frontier))
 
-    def is_unchanged(self, index: int) -> bool:
+    def is_unchanged(self, index: int, origin: int) -> bool:
         """Return whether a node has the operator and the inputs of its original."""
-        node, origin = self._changed.nodes[index], self._anchors.nodes[index].origin
-        old = self._original.nodes[origin]
+        node, old = self._changed.nodes[index], self._original.nodes[origin]
         return (
             old.op_type == node.op_type
             and old.domain == node.domain
@@ -76,13 +75,9 @@ class Regions:
 
     def _consumes_the_same(self, node: Node, origin: int) -> bool:
         """Whether a node consumes the values of its original, and no others."""
-        producer, values = self._original.producer, self._anchors.values
-        old = [name for name in self._original.nodes[origin].inputs if name in producer]
-        return old == [
-            value
-            for name in node.inputs
-            if (value := values.get(name)) is not None and value in producer
-        ]
+        is_computed = self._original.producer.__contains__
+        old = filter(is_computed, self._original.nodes[origin].inputs)
+        return [*old] == [*filter(is_computed, map(self._anchors.values.get, node.inputs))]
 
     def _produced(self, index: int) -> set[str]:
         """Return the original values that a node produces, else those of the nodes after it."""

@@ -17,11 +17,11 @@ from modelexport.onnx_file.model_file import (
     as_path,
     check_no_overwrite,
     copy_data_files,
-    external_files,
     open_mapped,
     parse_model,
     require_data_file,
 )
+from modelexport.onnx_file.wire import Buffer
 from modelexport.retagging.anchors import Anchors, Side, find_anchors
 from modelexport.retagging.carry import carry_records, find_results
 from modelexport.retagging.fill import Filler, Modules
@@ -104,10 +104,22 @@ def retag(
         NotDescendedError: The changed file was not made from the original.
     """
     target, step = check_output_path(output_path), on_step or (lambda _: None)
-    with ExitStack() as stack, pause_collector():
+    with pause_collector():
+        return _retag(as_path(original), as_path(changed), target, inputs, run, step)
+
+
+def _retag(
+    original: Path,
+    changed: Path,
+    target: Path,
+    inputs: StrPath | Mapping[str, Array] | None,
+    run: bool,
+    step: Callable[[str], None],
+) -> RetagReport:
+    with ExitStack() as stack:
         step("read the two files")
-        old, old_model = _open(as_path(original), stack)
-        new, new_model = _open(as_path(changed), stack)
+        old, old_model = _open(stack.enter_context(open_mapped(original)), original)
+        new, new_model = _open(stack.enter_context(open_mapped(changed, whole=True)), changed)
         if old_model.records is None or not any(old_model.effective_tags):
             raise FormatError(
                 f"{old.path.name} has no tags",
@@ -130,13 +142,12 @@ def retag(
     return RetagReport(target, sidecar_path(target), data_paths, compared, hierarchy.sidecar)
 
 
-def _open(path: Path, stack: ExitStack) -> tuple[OpenFile, TaggedModel]:
-    data = stack.enter_context(open_mapped(path))
+def _open(data: Buffer, path: Path) -> tuple[OpenFile, TaggedModel]:
     proto = parse_model(data, path)
-    data_files = external_files(proto)
+    model = TaggedModel(path, proto)
+    data_files = model.data_files
     for name in data_files:
         require_data_file(path, name)
-    model = TaggedModel(path, proto)
     return OpenFile(path, data, proto, model.graph, data_files), model
 
 
@@ -218,6 +229,8 @@ def _missing_nodes(old: Side, new: Side, anchors: Anchors) -> str | None:
 
 def _unlike_values(old: Side, new: Side, anchors: Anchors) -> str | None:
     """Describe how few values are similar to those with the same name, if they are few."""
+    if not new.sketches:
+        return None
     pairs = [
         (new.sketches[name], old.sketches[origin])
         for name, origin in anchors.values.items()
@@ -225,7 +238,7 @@ def _unlike_values(old: Side, new: Side, anchors: Anchors) -> str | None:
     ]
     floats = [(a, b) for a, b in pairs if a.is_float and b.is_distinct and a.size == b.size]
     related = sum(a.order_error(b) < _RELATED for a, b in floats)
-    if not new.sketches or (floats and related >= _LEAST_RELATED * len(floats)):
+    if floats and related >= _LEAST_RELATED * len(floats):
         return None
     return f"{related} of {len(floats)} values with the same name or position are similar"
 

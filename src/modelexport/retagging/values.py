@@ -14,8 +14,9 @@ from modelexport.graph.flat import Graph
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import DataFiles, external_location, initializer_fields
 from modelexport.retagging.sketch import Array, Sketch, sketch
-from modelexport.verification.runtime import Session
+from modelexport.verification.runtime import Session, SessionSettings
 
+_RUN_ONCE = SessionSettings(packs_weights=False)
 _MAX_BYTES = 1 << 29
 """The size of the values that one session returns: all of them are in memory at once."""
 _ELEMENT_BYTES = 8
@@ -56,9 +57,8 @@ def sketch_values(file: OpenFile, feeds: Mapping[str, Array]) -> dict[str, Sketc
     ]
     declared = {value.name for value in file.proto.graph.output}
     for part in _split(names, _sizes(file.proto.graph, feeds)):
-        session = Session.with_outputs(
-            file.data, file.path, [name for name in part if name not in declared]
-        )
+        added = [name for name in part if name not in declared]
+        session = Session.with_outputs(file.data, file.path, added, _RUN_ONCE)
         sketches.update(_sketch_all(session.run(feeds)))
     return sketches
 

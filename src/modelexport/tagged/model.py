@@ -16,7 +16,13 @@ from modelexport.graph.flat import Graph, Node, StoredNodes, flatten
 from modelexport.graph.nested import TagReader, node_key
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.onnx_file.digests import node_digests, topology_digest
-from modelexport.onnx_file.model_file import StrPath, as_path, open_mapped, parse_model
+from modelexport.onnx_file.model_file import (
+    StrPath,
+    as_path,
+    external_files,
+    open_mapped,
+    parse_model,
+)
 from modelexport.tagged.records import (
     FORMAT,
     METADATA_KEY,
@@ -153,6 +159,15 @@ class TaggedModel:
             FormatError: It is damaged.
         """
         return read_sidecar(sidecar_path(self.path)) if self.has_sidecar else None
+
+    @property
+    def data_files(self) -> list[str]:
+        """The names of the data files of the model, relative to its folder.
+
+        Raises:
+            FormatError: A name leads out of the folder.
+        """
+        return external_files(self.proto) if self.graph.has_external_data else []
 
     @property
     def has_metadata(self) -> bool:

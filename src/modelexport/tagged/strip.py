@@ -104,7 +104,7 @@ def strip(path: StrPath, output_path: StrPath) -> Path:
 def strip_file(source: StrPath, target: StrPath) -> tuple[Path, list[str]]:
     """Write a file without its map; return its path, and the names of the data files it needs."""
     source, target = as_path(source), check_output_path(target)
-    with open_mapped(source) as data, transaction(target.parent) as stage:
+    with open_mapped(source, whole=True) as data, transaction(target.parent) as stage:
         proto = parse_model(data, source)
         names = external_files(proto)
         check_no_overwrite(source, names, target)

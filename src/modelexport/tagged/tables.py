@@ -126,7 +126,7 @@ def tags_of_node(node: Node, own: str, consumers: Mapping[str, tuple[str, ...]])
     if len(outputs) == 1:
         # The usual case, without a set: the tags of one value are sorted already.
         tags = consumers.get(outputs[0], ())
-        return (own, *[tag for tag in tags if tag != own])
+        return tags if tags == (own,) else (own, *[tag for tag in tags if tag != own])
     others = {tag for name in outputs for tag in consumers.get(name, ()) if tag != own}
     return (own, *sorted(others))
 

@@ -36,6 +36,7 @@ ANNOTATION = "layer_ann"
 """The key of a node's layer annotation in its metadata."""
 ASSIGNMENT = "session.layer_assignment_settings"
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+_NO_PACKING = "session.disable_prepacking"
 _ERRORS_ONLY = 4
 _SMALLEST_SAVED = 1024
 _LARGE_FILE = 16 << 20
@@ -70,6 +71,8 @@ class SessionSettings(msgspec.Struct, frozen=True):
     """Where to save the optimized model; its initializers go to a data file beside it."""
     profile_prefix: Path | None = None
     """Where to write a profile; ONNX Runtime appends the time and `.json`."""
+    packs_weights: bool = True
+    """Whether to copy weights into the layout of the kernels, which one run alone does not pay."""
 
 
 OPTIMIZED = SessionSettings("all")
@@ -112,16 +115,23 @@ class Session:
             raise _as_format_error("ONNX Runtime rejects the model", error) from error
 
     @classmethod
-    def with_outputs(cls, data: wire.Buffer, path: Path, names: Iterable[str]) -> Session:
+    def with_outputs(
+        cls,
+        data: wire.Buffer,
+        path: Path,
+        names: Iterable[str],
+        settings: SessionSettings | None = None,
+    ) -> Session:
         """Load a model file with more values of its main graph as outputs.
 
         Args:
             data: The bytes of the file.
             path: The file.
             names: The values.
+            settings: How to run it; by default without optimization, on the CPU.
 
         Returns:
-            The session, without optimization.
+            The session.
 
         Raises:
             SourceError: If ONNX Runtime is not installed.
@@ -130,7 +140,8 @@ class Session:
         if len(data) > _LARGE_FILE and not path.is_symlink():
             # ONNX Runtime refuses data files behind a link that leads out of the folder.
             data = b"".join(wire.with_external_data(data, path.name))
-        return cls(b"".join(wire.with_outputs(data, names)), data_folder=path.parent)
+        model = b"".join(wire.with_outputs(data, names))
+        return cls(model, data_folder=path.parent, settings=settings)
 
     def end_profile(self) -> Path:
         """End the profile, and return the file that ONNX Runtime wrote."""
@@ -232,6 +243,8 @@ def _session_options(runtime: Any, settings: SessionSettings) -> Any:
     if settings.profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(settings.profile_prefix)
+    if not settings.packs_weights:
+        options.add_session_config_entry(_NO_PACKING, "1")
     return options
 
 
