@@ -18,6 +18,8 @@ FORMAT = "modelexport-hierarchy/1"
 METADATA_KEY = "modelexport.hierarchy"
 REPLACED = ".replaced"
 """Appended to the key of metadata that `retag` replaced, so that `strip` can restore it."""
+FUNCTIONS_KEY = "modelexport.functions"
+"""The metadata of a file whose modules are local functions, by which it can be inlined."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding JSON may raise: it is not JSON, or has other fields; not UTF-8; nested too deep."""
 

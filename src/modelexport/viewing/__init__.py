@@ -1,0 +1,1 @@
+"""Show a model by module in viewers: data and files for them."""
