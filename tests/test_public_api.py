@@ -62,6 +62,7 @@ PUBLIC = {
     "FlatSubgraph",
     "FormatError",
     "Graph",
+    "FunctionsReport",
     "GraphmlFiles",
     "GraphmlWarning",
     "HierarchyExporter",
@@ -126,6 +127,7 @@ PUBLIC = {
     "export_source",
     "extract",
     "extract_module_subgraph",
+    "from_functions",
     "import_onnx",
     "list_modules",
     "load",
@@ -140,6 +142,7 @@ PUBLIC = {
     "recommend_strategy",
     "register_strategy",
     "strip",
+    "to_functions",
     "validate",
     "verify",
 }

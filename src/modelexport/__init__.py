@@ -116,6 +116,7 @@ if TYPE_CHECKING:
         Verification,
     )
     from modelexport.verification.verify import verify
+    from modelexport.viewing.functions import FunctionsReport, from_functions, to_functions
 
 __version__ = "0.1.0"
 
@@ -169,6 +170,7 @@ _HOMES = {
     "tagged.strip": "strip",
     "verification.records": "Blame ModuleParity Outcome TensorParity Verification",
     "verification.verify": "verify",
+    "viewing.functions": "FunctionsReport from_functions to_functions",
 }
 """The public names by the module that defines them; `new=old` where the module has another name."""
 
@@ -212,6 +214,7 @@ __all__ = [
     "Finding",
     "FlatSubgraph",
     "FormatError",
+    "FunctionsReport",
     "Graph",
     "GraphmlFiles",
     "GraphmlWarning",
@@ -279,6 +282,7 @@ __all__ = [
     "export_source",
     "extract",
     "extract_module_subgraph",
+    "from_functions",
     "import_onnx",
     "list_modules",
     "load",
@@ -291,6 +295,7 @@ __all__ = [
     "retag",
     "select",
     "strip",
+    "to_functions",
     "validate",
     "verify",
 ]

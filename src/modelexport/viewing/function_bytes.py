@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -220,15 +221,18 @@ class FunctionWriter:
             output=boundary.outputs,
         )
         if title.tag:
-            node.doc_string = title.tag
+            node.doc_string = title.tag.decode()
         return bytes(node.SerializeToString())
 
     def _function(self, group: Group) -> list[wire.Buffer]:
         title, boundary = self._titles[group], self._boundaries[group]
         names = [*boundary.inputs]
         for item in group.items:
-            is_group = isinstance(item, Group)
-            names += self._boundaries[item].outputs if is_group else self._main.nodes[item].output
+            names += (
+                self._boundaries[item].outputs
+                if isinstance(item, Group)
+                else self._main.nodes[item].output
+            )
         head = onnx.FunctionProto(
             name=title.function, input=boundary.inputs, output=boundary.outputs
         )
@@ -265,6 +269,7 @@ def _find_runs(order: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def ir_version_field(version: int) -> bytes:
+    """Return the field of a model that states its IR version."""
     return bytes(onnx.ModelProto(ir_version=version).SerializeToString())
 
 
@@ -278,7 +283,7 @@ def replace_nodes(
     if not old:
         return [data[graph.payload : graph.end]]
     chunks = [data[graph.payload : old[0].start], *new]
-    for before, after in zip(old, old[1:], strict=False):
+    for before, after in pairwise(old):
         if before.end < after.start:
             chunks.append(data[before.end : after.start])
     return [*chunks, data[old[-1].end : graph.end]]

@@ -170,7 +170,7 @@ def _make_titles(
     model: TaggedModel, modules: ModuleIndex, boundaries: Mapping[Group, Boundary]
 ) -> dict[Group, Title]:
     """Label the function of each group, outer groups first, and the node that calls it."""
-    groups = list(reversed(boundaries))
+    groups = list(boundaries)[::-1]
     primary = [None if tag is None else tag.hierarchy_path for tag in model.effective_tags]
     consumers = consumer_tags(model.graph, primary)
     titles: dict[Group, Title] = {}

@@ -162,9 +162,7 @@ def group_nodes(calls: Sequence[tuple[Call, ...]], sources: Sequence[Sequence[in
 
 
 class _Grouping:
-    def __init__(
-        self, calls: Sequence[tuple[Call, ...]], sources: Sequence[Sequence[int]]
-    ) -> None:
+    def __init__(self, calls: Sequence[tuple[Call, ...]], sources: Sequence[Sequence[int]]) -> None:
         self._calls = calls
         self._sources = sources
         self._owner = [0] * len(calls)

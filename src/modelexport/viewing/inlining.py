@@ -90,11 +90,9 @@ def flat_chunks(
         elif field.is_bytes(wire.MODEL_GRAPH):
             calls = list(wire.nodes(data, field))
             inlined = _inline((proto.graph.node, calls), own, record.domain, name)
-            nodes = _restore_order(inlined, record, name)
-            chunks = [chunk for node in nodes for chunk in _as_graph_node(data, node)]
-            yield from wire.delimited(
-                wire.MODEL_GRAPH, replace_nodes(data, field, calls, chunks)
-            )
+            ordered = _restore_order(inlined, record, name)
+            chunks = [chunk for node in ordered for chunk in _as_graph_node(data, node)]
+            yield from wire.delimited(wire.MODEL_GRAPH, replace_nodes(data, field, calls, chunks))
         elif not _is_added(data, field, record.domain):
             yield data[field.start : field.end]
 
