@@ -14,11 +14,10 @@ from typing import NamedTuple
 import msgspec
 import onnx
 
-from modelexport.graph.flat import Initializer
-from modelexport.graph.nested import Subgraph
+from modelexport.graph.flat import Initializer, initializers_by_name
 from modelexport.onnx_file import wire
 from modelexport.tagged.records import FUNCTIONS_KEY
-from modelexport.viewing.grouping import Group
+from modelexport.viewing.grouping import Group, MainNodes
 
 FORMAT = "modelexport-functions/1"
 _DOMAIN = "modelexport"
@@ -51,7 +50,7 @@ class Boundary(NamedTuple):
     outputs: list[str]
 
 
-def find_boundaries(main: Subgraph, root: Group) -> dict[Group, Boundary]:
+def find_boundaries(main: MainNodes, root: Group, graph: onnx.GraphProto) -> dict[Group, Boundary]:
     """Find the values that enter and leave each group inside the root.
 
     The nodes of a group are next to each other where all groups are expanded, so that the positions
@@ -61,9 +60,12 @@ def find_boundaries(main: Subgraph, root: Group) -> dict[Group, Boundary]:
     last_use: dict[str, int] = {}
     order = root.expand()
     for position, index in enumerate(order):
-        produced_at.update(dict.fromkeys(main.nodes[index].output, position))
-        last_use.update(dict.fromkeys(main.inputs_of(index), position))
-    last_use.update((value.name, len(order)) for value in main.graph.output)
+        for name in main.outputs[index]:
+            produced_at[name] = position
+        for name in main.inputs[index]:
+            last_use[name] = position
+    last_use.update((value.name, len(order)) for value in graph.output)
+    initializers = initializers_by_name(graph)
     boundaries: dict[Group, Boundary] = {}
     for group in reversed(list(root.inner())):
         consumed: dict[str, None] = {}
@@ -73,13 +75,13 @@ def find_boundaries(main: Subgraph, root: Group) -> dict[Group, Boundary]:
                 consumed.update(dict.fromkeys(boundaries[item].inputs))
                 produced += boundaries[item].outputs
             else:
-                consumed.update(dict.fromkeys(main.inputs_of(item)))
-                produced += filter(None, main.nodes[item].output)
+                consumed.update(dict.fromkeys(main.inputs[item]))
+                produced += main.outputs[item]
         inputs = [name for name in consumed if produced_at.get(name, -1) < group.start]
         outputs = [name for name in produced if last_use.get(name, -1) >= group.end]
         # A call has an output, also where nothing consumes what it computes.
         outputs = outputs or [name for name in produced if name not in last_use]
-        inputs.sort(key=main.initializers.__contains__)
+        inputs.sort(key=initializers.__contains__)
         boundaries[group] = Boundary(inputs, outputs)
     return boundaries
 
@@ -88,12 +90,13 @@ class ValueTypes:
     """The types of values, as viewers show them in functions.
 
     Args:
-        main: The main graph of a model.
+        graph: The main graph of a model.
     """
 
-    def __init__(self, main: Subgraph) -> None:
-        self._declared = main.declared
-        self._initializers = main.initializers
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        declared = (*graph.value_info, *graph.input, *graph.output)
+        self._declared = {value.name: value for value in declared if value.HasField("type")}
+        self._initializers = initializers_by_name(graph)
         self._fields: dict[str, bytes] = {}
 
     def fields(self, names: Iterable[str]) -> Iterator[wire.Buffer]:
@@ -109,7 +112,7 @@ class ValueTypes:
     def _describe(self, name: str) -> onnx.ValueInfoProto:
         value = onnx.ValueInfoProto(name=name)
         declared, initializer = self._declared.get(name), self._initializers.get(name)
-        if declared is not None and declared.HasField("type"):
+        if declared is not None:
             value.type.CopyFrom(declared.type)
         elif initializer is not None:
             tensor = value.type.tensor_type
@@ -142,7 +145,7 @@ class FunctionWriter:
     Args:
         data: The model.
         proto: The model without initializer data.
-        main: Its main graph.
+        main: The nodes of its main graph.
         root: The groups of its nodes.
         boundaries: The values that enter and leave each group.
         titles: How the function of each group is labelled.
@@ -152,14 +155,14 @@ class FunctionWriter:
         self,
         data: wire.Buffer,
         proto: onnx.ModelProto,
-        main: Subgraph,
+        main: MainNodes,
         root: Group,
         boundaries: Mapping[Group, Boundary],
         titles: Mapping[Group, Title],
     ) -> None:
         self._data, self._proto, self._main, self._root = data, proto, main, root
         self._boundaries, self._titles = boundaries, titles
-        self._types = ValueTypes(main)
+        self._types = ValueTypes(proto.graph)
         self._domain = _unused_domain(proto)
         opset = onnx.OperatorSetIdProto(domain=self._domain, version=1)
         self._opset: list[wire.Buffer] = [opset.SerializeToString()] if titles else []
@@ -231,7 +234,7 @@ class FunctionWriter:
             names += (
                 self._boundaries[item].outputs
                 if isinstance(item, Group)
-                else self._main.nodes[item].output
+                else self._main.outputs[item]
             )
         head = onnx.FunctionProto(
             name=title.function, input=boundary.inputs, output=boundary.outputs
@@ -243,7 +246,7 @@ class FunctionWriter:
             head.SerializeToString(),
             *self._items(group, FUNCTION_NODE),
             tail.SerializeToString(),
-            *self._types.fields(filter(None, names)),
+            *self._types.fields(names),
         ]
         return wire.delimited(wire.MODEL_FUNCTIONS, content)
 

@@ -10,7 +10,6 @@ import msgspec
 
 from modelexport.errors import ArgumentError, FormatError
 from modelexport.graph.flat import pause_collector
-from modelexport.graph.nested import Subgraph
 from modelexport.modules.lookup import ModuleIndex, is_tag_within
 from modelexport.modules.record import Method, NodeTag
 from modelexport.onnx_file import wire
@@ -35,7 +34,13 @@ from modelexport.viewing.function_bytes import (
     find_boundaries,
 )
 from modelexport.viewing.function_names import name_functions
-from modelexport.viewing.grouping import Group, ModuleCalls, find_sources, group_nodes
+from modelexport.viewing.grouping import (
+    Group,
+    MainNodes,
+    ModuleCalls,
+    group_nodes,
+    read_main_nodes,
+)
 from modelexport.viewing.inlining import altered, flat_chunks, read_record
 
 
@@ -98,9 +103,9 @@ def to_functions(
         check_no_overwrite(source, data_files, target)
         step("group the nodes by module")
         modules = ModuleIndex(model.modules, model.effective_tags)
-        main = Subgraph(model.proto.graph)
+        main = read_main_nodes(model.graph)
         root = _group(model, main, modules, depth, all_modules)
-        boundaries = find_boundaries(main, root)
+        boundaries = find_boundaries(main, root, model.proto.graph)
         titles = _make_titles(model, modules, boundaries)
         writer = FunctionWriter(data, model.proto, main, root, boundaries, titles)
         step(f"write {target.name}")
@@ -151,7 +156,7 @@ def _check_convertible(model: TaggedModel, data: wire.Buffer) -> None:
 
 def _group(
     model: TaggedModel,
-    main: Subgraph,
+    main: MainNodes,
     modules: ModuleIndex,
     depth: int | None,
     all_modules: bool,
@@ -163,7 +168,7 @@ def _group(
         for node, tag in zip(model.graph.nodes, tags, strict=True)
         if node.enclosing < 0 and not node.function
     ]
-    return group_nodes(around, find_sources(main))
+    return group_nodes(around, main.find_sources())
 
 
 def _make_titles(

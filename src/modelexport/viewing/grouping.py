@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from modelexport.errors import FormatError
 from modelexport.extraction.partition import split_calls
+from modelexport.graph.flat import Graph, nested_graphs
 from modelexport.graph.nested import Subgraph, topological_order
 from modelexport.modules.lookup import ModuleIndex
 from modelexport.modules.record import NodeTag
@@ -121,25 +123,38 @@ class ModuleCalls:
         return tuple(reversed(calls))[: self._depth]
 
 
-def find_sources(main: Subgraph) -> list[list[int]]:
-    """Return for each node of the main graph those that it consumes values of.
+class MainNodes(NamedTuple):
+    """The names that each node of the main graph consumes and produces, omitted ones left out."""
 
-    Raises:
-        FormatError: Two nodes produce a value of the same name.
-    """
-    producer: dict[str, int] = {}
-    produced = 0
-    for index, node in enumerate(main.nodes):
-        names = [name for name in node.output if name]
-        produced += len(names)
-        producer.update(dict.fromkeys(names, index))
-    if produced > len(producer):
-        raise FormatError("two nodes produce a value of the same name", hint="export it again")
-    sources = []
-    for index, node in enumerate(main.nodes):
-        names = main.inputs_of(index) if index in main.subgraphs else node.input
-        sources.append([producer[name] for name in names if name in producer])
-    return sources
+    inputs: list[Sequence[str]]
+    """Those that its subgraphs capture among them."""
+    outputs: list[Sequence[str]]
+
+    def find_sources(self) -> list[list[int]]:
+        """Return for each node those that it consumes values of.
+
+        Raises:
+            FormatError: Two nodes produce a value of the same name.
+        """
+        producer = {name: index for index, names in enumerate(self.outputs) for name in names}
+        if len(producer) < sum(map(len, self.outputs)):
+            raise FormatError("two nodes produce a value of the same name", hint="export it again")
+        return [[producer[name] for name in names if name in producer] for names in self.inputs]
+
+
+def read_main_nodes(graph: Graph) -> MainNodes:
+    """Return the names that the nodes of the main graph consume and produce, in file order."""
+    main = MainNodes([], [])
+    for index, node in enumerate(graph.nodes):
+        if node.enclosing >= 0 or node.function:
+            continue
+        captured: list[str] = []
+        if index in graph.subgraphs:
+            for _, subgraph in nested_graphs(graph.protos[index].attribute):
+                captured += Subgraph(subgraph).captured
+        main.inputs.append((*node.inputs, *captured) if captured else node.inputs)
+        main.outputs.append(node.outputs)
+    return main
 
 
 def group_nodes(calls: Sequence[tuple[Call, ...]], sources: Sequence[Sequence[int]]) -> Group:
