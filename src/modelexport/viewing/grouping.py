@@ -109,7 +109,7 @@ class ModuleCalls:
         inner = path
         for above in reversed(self._ancestry.of(path)[1:]):
             ran = modules.call_count(above)
-            if not ran and above not in self._with_own_nodes:
+            if not ran and above in modules.records and above not in self._with_own_nodes:
                 continue
             if ran > 1:
                 number = modules.call_within(inner, call, above)
