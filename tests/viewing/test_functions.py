@@ -432,6 +432,23 @@ def test_a_changed_file_is_not_inlined(name: str, plain: Path, tmp_path: Path) -
     assert not back.exists()
 
 
+def test_other_commands_on_functions(tmp_path: Path) -> None:
+    """What needs the flat graph says so."""
+    path, _, _ = export("bert", "htp", tmp_path)
+    out = tmp_path / "out.onnx"
+    modelexport.to_functions(path, out)
+    before = everything(tmp_path)
+    result = modelexport.validate(out, repair=True)
+    assert result.valid
+    assert result.checks["consistency"] == "not possible: modules are functions"
+    for work in (modelexport.list_modules, lambda each: list(modelexport.partition(each))):
+        with pytest.raises(FormatError, match=r"the modules of out\.onnx are functions"):
+            work(out)
+    assert everything(tmp_path) == before
+    chosen = [set(modelexport.select(each, ["encoder.layer.0"])) for each in (path, out)]
+    assert chosen[0] < chosen[1], "nodes, and calls of functions"
+
+
 def test_another_file_is_not_inlined(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="was not written by modelexport functions"):
         modelexport.from_functions(plain, tmp_path / "back.onnx")

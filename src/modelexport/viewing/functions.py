@@ -25,7 +25,7 @@ from modelexport.onnx_file.model_file import (
 )
 from modelexport.option_values import spell_option
 from modelexport.tagged.model import TaggedModel
-from modelexport.tagged.records import FUNCTIONS_KEY, encode_tag, sidecar_path
+from modelexport.tagged.records import encode_tag, sidecar_path
 from modelexport.tagged.tables import consumer_tags
 from modelexport.viewing.function_bytes import (
     Boundary,
@@ -138,7 +138,7 @@ def _check_depth(depth: int | None) -> None:
 def _check_convertible(model: TaggedModel, data: wire.Buffer) -> None:
     """Refuse a file without tags, one that has been converted, and one that cannot be edited."""
     name = model.path.name
-    if any(entry.key == FUNCTIONS_KEY for entry in model.proto.metadata_props):
+    if model.has_module_functions:
         raise FormatError(
             f"the modules of {name} are functions already",
             hint="modelexport functions --inline restores the flat file",
