@@ -76,6 +76,8 @@ def flat_chunks(
     Raises:
         FormatError: The file was changed.
     """
+    if len(list(wire.graphs(data))) != 1:
+        raise altered(name, "its graph is in several parts")
     functions = iter(proto.functions)
     own: dict[str, _Content] = {}
     for field in wire.fields(data, 0, len(data)):
