@@ -31,7 +31,7 @@ _MOST = 8
 @click.option(
     "--all-modules",
     is_flag=True,
-    help="Make functions also of modules without a tag of their own, such as Linear.",
+    help="Make functions also of modules without a tag of their own, as most of torch.nn are.",
 )
 @click.option("--inline", is_flag=True, help="Restore the flat file, byte for byte.")
 def functions_command(

@@ -95,7 +95,9 @@ class ValueTypes:
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         declared = (*graph.value_info, *graph.input, *graph.output)
-        self._declared = {value.name: value for value in declared if value.HasField("type")}
+        self._declared: dict[str, onnx.ValueInfoProto] = {
+            value.name: value for value in declared if value.HasField("type")
+        }
         self._initializers = initializers_by_name(graph)
         self._fields: dict[str, bytes] = {}
 
@@ -110,8 +112,10 @@ class ValueTypes:
             yield self._fields[name]
 
     def _describe(self, name: str) -> onnx.ValueInfoProto:
-        value = onnx.ValueInfoProto(name=name)
         declared, initializer = self._declared.get(name), self._initializers.get(name)
+        if declared is not None and not declared.doc_string and not declared.metadata_props:
+            return declared
+        value = onnx.ValueInfoProto(name=name)
         if declared is not None:
             value.type.CopyFrom(declared.type)
         elif initializer is not None:
@@ -166,7 +170,10 @@ class FunctionWriter:
         self._domain = _unused_domain(proto)
         opset = onnx.OperatorSetIdProto(domain=self._domain, version=1)
         self._opset: list[wire.Buffer] = [opset.SerializeToString()] if titles else []
-        self._opsets = [*proto.opset_import, opset]
+        imports = [*proto.opset_import, opset]
+        self._imports = onnx.FunctionProto(
+            opset_import=imports, domain=self._domain
+        ).SerializeToString()
         self._nodes = [field for graph in wire.graphs(data) for field in wire.nodes(data, graph)]
 
     def chunks(self) -> Iterator[wire.Buffer]:
@@ -239,13 +246,11 @@ class FunctionWriter:
         head = onnx.FunctionProto(
             name=title.function, input=boundary.inputs, output=boundary.outputs
         )
-        tail = onnx.FunctionProto(
-            doc_string=title.text, opset_import=self._opsets, domain=self._domain
-        )
         content = [
             head.SerializeToString(),
             *self._items(group, FUNCTION_NODE),
-            tail.SerializeToString(),
+            onnx.FunctionProto(doc_string=title.text).SerializeToString(),
+            self._imports,
             *self._types.fields(names),
         ]
         return wire.delimited(wire.MODEL_FUNCTIONS, content)

@@ -80,12 +80,14 @@ def flat_chunks(
         raise altered(name, "its graph is in several parts")
     functions = iter(proto.functions)
     own: dict[str, _Content] = {}
+    added: set[int] = set()
     for field in wire.fields(data, 0, len(data)):
         if field.is_bytes(wire.MODEL_FUNCTIONS):
             function = next(functions)
             if function.domain == record.domain:
                 nodes = wire.messages(data, field.payload, field.end, FUNCTION_NODE)
                 own[function.name] = function.node, list(nodes)
+                added.add(field.start)
     for field in wire.fields(data, 0, len(data)):
         if field.number == MODEL_IR_VERSION:
             yield ir_version_field(record.ir_version)
@@ -95,7 +97,7 @@ def flat_chunks(
             ordered = _restore_order(inlined, record, name)
             chunks = [chunk for node in ordered for chunk in _as_graph_node(data, node)]
             yield from wire.delimited(wire.MODEL_GRAPH, replace_nodes(data, field, calls, chunks))
-        elif not _is_added(data, field, record.domain):
+        elif field.start not in added and not _is_added(data, field, record.domain):
             yield data[field.start : field.end]
 
 
@@ -104,14 +106,12 @@ def _as_graph_node(data: wire.Buffer, node: wire.Field) -> tuple[wire.Buffer, wi
 
 
 def _is_added(data: wire.Buffer, field: wire.Field, domain: str) -> bool:
-    """Return whether a field of the model was added with the functions."""
+    """Return whether the functions came with an entry of the model's opsets or metadata."""
     content = data[field.payload : field.end]
     if field.is_bytes(MODEL_OPSETS):
         return bool(onnx.OperatorSetIdProto.FromString(bytes(content)).domain == domain)
     if field.is_bytes(MODEL_METADATA):
         return bool(onnx.StringStringEntryProto.FromString(bytes(content)).key == FUNCTIONS_KEY)
-    if field.is_bytes(wire.MODEL_FUNCTIONS):
-        return bool(onnx.FunctionProto.FromString(bytes(content)).domain == domain)
     return False
 
 
