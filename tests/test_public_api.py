@@ -385,7 +385,7 @@ def test_export_source_does_what_the_command_does(
 
 READERS = (
     "load", "analyze", "validate", "strip", "extract", "partition", "list_modules", "select",
-    "quantize", "measure_sensitivity",
+    "quantize", "measure_sensitivity", "to_functions", "from_functions",
 )  # fmt: skip
 
 

@@ -173,6 +173,17 @@ def test_a_module_that_others_interrupt_is_split(tmp_path: Path) -> None:
     assert list(functions["c"].input) == ["a3", "a1", "w"]
 
 
+def test_deep_nesting_ends_where_the_checker_ends(tmp_path: Path) -> None:
+    nodes, last, module = [], "x", ""
+    for level in range(300):
+        module = f"{module}.m{level}".removeprefix(".")
+        for op_type in ("Neg", "Abs"):
+            nodes.append(node(module, op_type, [last], [f"{op_type}{level}"]))
+            last = f"{op_type}{level}"
+    path = write(tmp_path / "m.onnx", [*nodes, node("", "Neg", [last], ["y"])])
+    assert convert(path, tmp_path).levels == 100
+
+
 def test_nodes_in_any_order(tmp_path: Path) -> None:
     """Constants far from their module are moved, and put back; unsorted files are sorted."""
     chain = [

@@ -18,6 +18,8 @@ from modelexport.modules.tree import Ancestry
 Call = tuple[str, int | None]
 """The path of a module, and which of its calls, from 0; None for a module that ran once."""
 
+_MOST_LEVELS = 100
+"""How deep groups are nested at most: ONNX's checker refuses longer chains of function calls."""
 _LEAST_NODES = 2
 """How many nodes a group has at least: a single operator says as much as a box around it."""
 
@@ -81,7 +83,7 @@ class ModuleCalls:
     Args:
         modules: The modules of the file.
         tags: The tags of its nodes.
-        depth: How many levels of modules below the root to distinguish; None for all.
+        depth: How many levels of modules below the root to distinguish; None for all, up to 100.
         all_modules: Whether modules without a tag of their own count as well.
     """
 
@@ -94,7 +96,7 @@ class ModuleCalls:
     ) -> None:
         self._modules = modules
         self._ancestry = Ancestry(modules.records)
-        self._depth = depth
+        self._depth = min(depth or _MOST_LEVELS, _MOST_LEVELS)
         self._all = all_modules
         self._with_own_nodes = {tag.hierarchy_module for tag in tags if tag is not None}
         self._around = functools.cache(self._find)
