@@ -1,4 +1,4 @@
-"""The bytes of a model whose modules are local functions, and of the model they were made from.
+"""The bytes of a model whose modules are local functions, made from those of the flat model.
 
 The names of a function's inputs and outputs are those of the values outside. So a node of the model
 is copied into a function as it is, and copied back when the function is inlined.
@@ -15,8 +15,9 @@ import msgspec
 import onnx
 
 from modelexport.graph.flat import Initializer, initializers_by_name
+from modelexport.modules.record import NodeTag
 from modelexport.onnx_file import wire
-from modelexport.tagged.records import FUNCTIONS_KEY
+from modelexport.tagged.records import FUNCTIONS_KEY, encode_tag
 from modelexport.viewing.grouping import Group, MainNodes
 
 FORMAT = "modelexport-functions/1"
@@ -139,8 +140,8 @@ class Title(NamedTuple):
     node: str
     text: str
     """The doc_string of the function."""
-    tag: bytes
-    """The doc_string of the node."""
+    tag: NodeTag | None
+    """The tag of the node; None for a node without one."""
 
 
 class FunctionWriter:
@@ -198,7 +199,8 @@ class FunctionWriter:
             for number in [number for number in added if number < field.number]:
                 yield from added.pop(number)
             if field.number == MODEL_IR_VERSION:
-                yield ir_version_field(max(self._proto.ir_version, _LEAST_IR_VERSION))
+                least = _LEAST_IR_VERSION if self._titles else 0
+                yield ir_version_field(max(self._proto.ir_version, least))
             elif field.is_bytes(wire.MODEL_GRAPH):
                 nodes = self._items(self._root, wire.GRAPH_NODE)
                 yield from wire.delimited(
@@ -230,8 +232,8 @@ class FunctionWriter:
             input=boundary.inputs,
             output=boundary.outputs,
         )
-        if title.tag:
-            node.doc_string = title.tag.decode()
+        if title.tag is not None:
+            node.doc_string = encode_tag(title.tag).decode()
         return bytes(node.SerializeToString())
 
     def _function(self, group: Group) -> list[wire.Buffer]:

@@ -25,7 +25,7 @@ from modelexport.onnx_file.model_file import (
 )
 from modelexport.option_values import spell_option
 from modelexport.tagged.model import TaggedModel
-from modelexport.tagged.records import encode_tag, sidecar_path
+from modelexport.tagged.records import sidecar_path
 from modelexport.tagged.tables import consumer_tags
 from modelexport.viewing.function_bytes import (
     Boundary,
@@ -112,7 +112,7 @@ def to_functions(
         with transaction(target.parent) as stage:
             copy_data_files(stage, source, data_files, target)
             written = stage.write("model", writer.chunks())
-            _check_restores(written, source, data)
+            _check_restores(written, source)
             stage.publish(written, target.name)
             stage.commit()
     return FunctionsReport(
@@ -178,22 +178,23 @@ def _make_titles(
     groups = list(boundaries)[::-1]
     primary = [None if tag is None else tag.hierarchy_path for tag in model.effective_tags]
     consumers = consumer_tags(model.graph, primary)
+    # A clean file stays without tags: its sidecar has them.
+    is_tagged = model.is_tagged
     titles: dict[Group, Title] = {}
     for group, function in zip(groups, name_functions(groups, modules), strict=True):
         path, call = group.call
         tag = modules.carried_tag(path) or "/"
         others = {tag for name in boundaries[group].outputs for tag in consumers.get(name, ())}
         tags = (tag, *sorted(other for other in others if not is_tag_within(other, tag)))
-        # A clean file stays without tags: its sidecar has them.
-        doc = b""
-        if model.is_tagged:
-            doc = encode_tag(NodeTag(tags, tag, len(tags), Method.SCOPE.value, path, call))
+        own = NodeTag(tags, tag, len(tags), Method.SCOPE.value, path, call)
         record = modules.records.get(path)
         lines = [f"module {path}", f"tag {tag}"]
         lines += [f"class {record.class_}"] if record is not None else []
         lines += [f"call {call}"] if call is not None else []
         lines += [f"part {group.part}"] if group.part is not None else []
-        titles[group] = Title(function, _node_name(group), "\n".join(lines), doc)
+        titles[group] = Title(
+            function, _node_name(group), "\n".join(lines), own if is_tagged else None
+        )
     return titles
 
 
@@ -212,7 +213,7 @@ def _count_levels(root: Group) -> int:
     return levels
 
 
-def _check_restores(written: Path, source: Path, data: wire.Buffer) -> None:
+def _check_restores(written: Path, source: Path) -> None:
     """Prove that the file that was written restores the one it was made from."""
     with open_mapped(written) as new:
         proto = parse_model(new, written)
