@@ -27,7 +27,11 @@ def measure(folder: Path, nodes: int) -> dict[str, float]:
         "functions": lambda: to_functions(flat, functions),
         "functions --inline": lambda: from_functions(functions, back),
     }
-    best = {name: min(measure_seconds(run) for _ in range(ROUNDS)) for name, run in work.items()}
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(ROUNDS):  # in turn, so that a busy machine slows all of them
+        for name, run in work.items():
+            times[name].append(measure_seconds(run))
+    best = {name: min(spent) for name, spent in times.items()}
     if back.read_bytes() != flat.read_bytes():
         raise RuntimeError("the flat file is not restored")
     return best
