@@ -17,6 +17,7 @@ from benchmarks.table import PAGE, Row, format_line, format_page
 PARTS = {
     "reading": "reading",
     "extracting": "extracting",
+    "functions": "functions",
     "export": "export_cost",
     "memory": "memory",
     "peers": "peers",

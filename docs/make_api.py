@@ -47,7 +47,7 @@ GROUPS = {
         "quantize",
         "measure_sensitivity",
     ],
-    "Look": ["view", "export_graphml", "import_onnx"],
+    "Look": ["view", "to_functions", "from_functions", "export_graphml", "import_onnx"],
     "Strategies": [
         "ExportStrategy",
         "recommend_strategy",
@@ -69,7 +69,8 @@ HEAD = """# API
 All public names of `modelexport`, written from their docstrings by `make docs`. Importing the
 package does not load torch; the first name that needs it does. `load`, `analyze`, `validate`,
 `compare`, `strip`, `list_modules`, `extract`, `partition`, `extract_module_subgraph`,
-`view`, `export_graphml` and `import_onnx` never load it. A path may be a `str` or a `Path`.
+`view`, `to_functions`, `from_functions`, `export_graphml` and `import_onnx` never load it. A path
+may be a `str` or a `Path`.
 """
 
 

@@ -35,6 +35,7 @@ from modelexport.tagged.records import (
     TensorRecord,
 )
 from modelexport.verification.records import Verification
+from modelexport.viewing.function_bytes import FunctionsRecord
 
 SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "node-tag": (NodeTag, "The doc_string of a tagged node", {}),
@@ -80,6 +81,7 @@ SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 TABLES = (
     *(NodeTag, EmbeddedMap, Sidecar, ModelRecord, ExportRecord, SourceOptions, ExtractionRecord),
     *(ModuleRecord, NodeRecord, TensorRecord, TensorInfo, Statistics, InputSpec),
+    FunctionsRecord,
 )
 """The records whose fields formats.md lists."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from onnx import helper, numpy_helper
 
 import modelexport
 from graphml.handmade import HANDMADE, model, value
+from modelexport.errors import FormatError
 from modelexport.graph.flat import flatten
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.options import PARAMETER_MODES
@@ -183,6 +185,20 @@ def graphml_files() -> tuple[Seed, ...]:
         files = Files({MODEL: HANDMADE[name]().SerializeToString()})
         cases.append(convert_to_graphml(files, "sidecar"))
     return tuple(Seed(files, GRAPHML) for files in cases)
+
+
+@functools.cache
+def function_files() -> tuple[Seed, ...]:
+    """Return tagged models whose modules are functions."""
+    cases = []
+    for seed in (*models()[:4], models()[-1]):
+        with tempfile.TemporaryDirectory() as folder:
+            write_files(seed.files, Path(folder))
+            path = Path(folder) / "functions.onnx"
+            with suppress(FormatError):  # not every model has tags
+                modelexport.to_functions(Path(folder) / MODEL, path, all_modules=True)
+                cases.append(Files(seed.files, **{MODEL: path.read_bytes()}))
+    return tuple(Seed(files, MODEL) for files in cases)
 
 
 def data_files() -> Iterator[Seed]:

@@ -158,6 +158,18 @@ def _round_trip(folder: Path, out: Path) -> None:
     modelexport.import_onnx(export.graphml, out / "back.onnx")
 
 
+def _convert(folder: Path, out: Path) -> None:
+    """Write modules as functions, and inline them again."""
+    modelexport.to_functions(folder / MODEL, out / "functions.onnx", all_modules=True)
+    _inline(out, out, "functions.onnx")
+    if (out / "back.onnx").read_bytes() != (folder / MODEL).read_bytes():
+        raise AssertionError("the flat file is not restored")
+
+
+def _inline(folder: Path, out: Path, name: str = MODEL) -> None:
+    modelexport.from_functions(folder / name, out / "back.onnx")
+
+
 def _read_command(folder: Path, out: Path) -> None:
     """Run one of the commands that read a model."""
     path = folder / MODEL
@@ -190,6 +202,7 @@ _ON_MODELS: dict[str, Reader] = {
     "extract --list": lambda folder, out: list_modules(folder / MODEL),
     "graphml": _round_trip,
     "explorer": lambda folder, out: write_model_explorer(folder / MODEL, out / "explorer.json"),
+    "functions": _convert,
     "command": _read_command,
 }
 _WITH_SIDECARS = ("analyze", "validate", "repair", "extract", "extract --list", "command")
@@ -334,6 +347,12 @@ _ALL = (
         _ON_MODELS,
         grammars.generate_model,
         _correct_digests,
+    ),
+    Target(
+        "functions",
+        seeds.function_files,
+        (mutate_protobuf.mutate_fields, mutate_protobuf.mutate_message),
+        {"inline": _inline, "analyze": _ON_MODELS["analyze"], "validate": _ON_MODELS["validate"]},
     ),
     Target(
         "sidecar",

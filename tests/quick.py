@@ -26,6 +26,7 @@ FILES = (
     "tests/test_public_api.py",
     "tests/test_value.py",
     "tests/verification/",
+    "tests/viewing/",
 )
 MODELS = (
     "block_three_times",

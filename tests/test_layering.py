@@ -135,6 +135,7 @@ def test_quick_names_what_exists() -> None:
         "import modelexport as m; m.analyze, m.validate, m.compare, m.extract_module_subgraph",
         "import modelexport as m; m.export_graphml, m.import_onnx, m.extract, m.partition",
         "import modelexport as m; m.select, m.quantize, m.measure_sensitivity",
+        "import modelexport as m; m.to_functions, m.from_functions",
         f"{COMMAND}(['import-onnx', '--help'], standalone_mode=False)",
         f"{COMMAND}(['--help'], standalone_mode=False)",
         f"{COMMAND}(['export', '--help'], standalone_mode=False)",

@@ -62,6 +62,7 @@ PUBLIC = {
     "FlatSubgraph",
     "FormatError",
     "Graph",
+    "FunctionsReport",
     "GraphmlFiles",
     "GraphmlWarning",
     "HierarchyExporter",
@@ -128,6 +129,7 @@ PUBLIC = {
     "export_source",
     "extract",
     "extract_module_subgraph",
+    "from_functions",
     "import_onnx",
     "list_modules",
     "load",
@@ -142,6 +144,7 @@ PUBLIC = {
     "recommend_strategy",
     "register_strategy",
     "strip",
+    "to_functions",
     "validate",
     "verify",
     "view",
@@ -386,7 +389,7 @@ def test_export_source_does_what_the_command_does(
 
 READERS = (
     "load", "analyze", "validate", "strip", "extract", "partition", "list_modules", "select",
-    "quantize", "measure_sensitivity",
+    "quantize", "measure_sensitivity", "to_functions", "from_functions",
 )  # fmt: skip
 
 

@@ -117,6 +117,7 @@ if TYPE_CHECKING:
         Verification,
     )
     from modelexport.verification.verify import verify
+    from modelexport.viewing.functions import FunctionsReport, from_functions, to_functions
     from modelexport.viewing.page import View, view
 
 __version__ = "0.1.0"
@@ -171,6 +172,7 @@ _HOMES = {
     "tagged.strip": "strip",
     "verification.records": "Blame ModuleParity Outcome TensorParity Verification",
     "verification.verify": "verify",
+    "viewing.functions": "FunctionsReport from_functions to_functions",
     "viewing.page": "View view",
 }
 """The public names by the module that defines them; `new=old` where the module has another name."""
@@ -215,6 +217,7 @@ __all__ = [
     "Finding",
     "FlatSubgraph",
     "FormatError",
+    "FunctionsReport",
     "Graph",
     "GraphmlFiles",
     "GraphmlWarning",
@@ -284,6 +287,7 @@ __all__ = [
     "export_source",
     "extract",
     "extract_module_subgraph",
+    "from_functions",
     "import_onnx",
     "list_modules",
     "load",
@@ -296,6 +300,7 @@ __all__ = [
     "retag",
     "select",
     "strip",
+    "to_functions",
     "validate",
     "verify",
     "view",

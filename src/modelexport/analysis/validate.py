@@ -100,7 +100,9 @@ def validate(path: StrPath, check_consistency: bool = False, repair: bool = Fals
 def _validate(path: Path, check_consistency: bool, repaired: Repair | None) -> Validation:
     model = load(path)
     has_map = model.is_tagged or model.has_metadata or model.has_sidecar
-    recorded = RecordedMap(model) if check_consistency and has_map else None
+    # The records are those of the flat graph, so there is nothing to compare functions with.
+    has_records = has_map and not model.has_module_functions
+    recorded = RecordedMap(model) if check_consistency and has_records else None
     compliance = _check_compliance(model)
     tags = [*_check_metadata(model), *_check_format(model), *_check_coverage(model, recorded)]
     agreement = [] if recorded is None else check_agreement(recorded)
@@ -113,6 +115,8 @@ def _validate(path: Path, check_consistency: bool, repaired: Repair | None) -> V
     # A sidecar of another graph has no tags for this one.
     has_tags = bool(tags) or model.has_metadata or model.in_effect.source is not None
     skipped = "no tags" if check_consistency else "not asked for"
+    if check_consistency and model.has_module_functions:
+        skipped = "not possible: modules are functions"
     checks = {
         "onnx": _outcome(compliance),
         "tags": _outcome(tags) if has_tags else "no tags",
@@ -213,7 +217,7 @@ def _repair(path: Path) -> Repair:
     """Repair what can be repaired without guessing, and keep backups of the earlier files."""
     with open_mapped(path) as data:
         recorded = RecordedMap(TaggedModel(path, parse_model(data, path)))
-        if recorded.is_as_exported:
+        if recorded.is_as_exported or recorded.model.has_module_functions:
             return Repair((), False, False, ())
         if sidecar_path(path).is_dir():
             hint = "move it away: the sidecar needs this name"

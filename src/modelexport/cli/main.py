@@ -25,6 +25,10 @@ COMMANDS = {
     "profile": ("profile:profile_command", "Show the latency of each module."),
     "select": ("select:select_command", "Print names of the nodes of modules, for other tools."),
     "quantize": ("quantize:quantize_command", "Quantize by module, and measure the error."),
+    "functions": (
+        "functions:functions_command",
+        "Write modules as ONNX local functions, for Netron.",
+    ),
     "export-graphml": (
         "graphml:export_graphml_command",
         "Write a GraphML for yEd, with modules as groups.",

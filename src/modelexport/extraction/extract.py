@@ -38,6 +38,7 @@ from modelexport.onnx_file.model_file import (
 )
 from modelexport.options import keyword_aliases
 from modelexport.tagged.model import (
+    has_module_functions,
     map_in_effect,
     recorded_tag,
     tags_from_doc_strings,
@@ -171,6 +172,11 @@ def open_tagged(onnx_model: onnx.ModelProto | StrPath) -> Iterator[OpenModel]:
 def _parse(path: Path, data: bytes | memoryview) -> OpenModel:
     fields = initializer_fields(data, path) if len(data) > SMALL_FILE else None
     proto = parse_model(data, path, fields, whole=fields is None)
+    if has_module_functions(proto):
+        raise FormatError(
+            f"the modules of {path.name or 'the model'} are functions",
+            hint="modelexport functions --inline restores the flat file",
+        )
     main = Subgraph(proto.graph, tags_from_doc_strings())
     if not main.flow(len(main.nodes)).in_order:
         sort_nodes(main)

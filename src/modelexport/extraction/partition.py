@@ -182,7 +182,7 @@ def order_groups(
     Yields:
         The call and the nodes of each group, in an order that runs.
     """
-    units = _split_into_units(calls, edges)
+    units = split_calls(calls, edges)
     ranks = _rank_units(units, edges)
     groups: defaultdict[tuple[int, ChildCall | None, int], list[int]] = defaultdict(list)
     for node, unit in units.items():
@@ -192,8 +192,16 @@ def order_groups(
         yield call, nodes
 
 
-def _split_into_units(calls: Mapping[int, ChildCall | None], edges: Edges) -> dict[int, _Unit]:
-    """Keep each call whole, unless it is in a cycle: then split it where another has to run."""
+def split_calls(calls: Mapping[int, ChildCall | None], edges: Edges) -> dict[int, _Unit]:
+    """Keep each call whole, unless it is in a cycle: then split it where another has to run.
+
+    Args:
+        calls: The call of each node, None for one in no call; in an order that runs.
+        edges: For each of these nodes those among them that it consumes values of.
+
+    Returns:
+        For each node the unit that it is in. Each node of no call is a unit.
+    """
     whole: dict[int, _Unit] = {
         node: (call, node if call is None else -1) for node, call in calls.items()
     }

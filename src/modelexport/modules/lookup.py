@@ -318,6 +318,10 @@ class ModuleIndex(ModuleNames):
             number: names for number, names in enumerate(calls) if target.call in (None, number)
         }
 
+    def call_count(self, path: str) -> int:
+        """Return how many times a module ran; 0 for one that never ran itself, or is unknown."""
+        return self._calls.get(path, 0)
+
     def call_within(self, path: str, call: int | None, outer: str) -> int | None:
         """Find the call of a module in which a call of a module below it happened.
 

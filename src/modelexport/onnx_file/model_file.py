@@ -256,9 +256,10 @@ def external_files(proto: onnx.ModelProto) -> list[str]:
 
 def external_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
     """Iterate over the tensors whose data is in data files, also those in attributes."""
-    graphs = [proto.graph]
+    graphs: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
     for graph in graphs:
-        yield from (tensor for tensor in graph.initializer if tensor.data_location)
+        if isinstance(graph, onnx.GraphProto):
+            yield from (tensor for tensor in graph.initializer if tensor.data_location)
         for attribute in (attribute for node in graph.node for attribute in node.attribute):
             if attribute.type in _GRAPH_TYPES:
                 graphs += [attribute.g] if attribute.HasField("g") else attribute.graphs

@@ -25,6 +25,7 @@ from modelexport.onnx_file.model_file import (
 )
 from modelexport.tagged.records import (
     FORMAT,
+    FUNCTIONS_KEY,
     METADATA_KEY,
     EmbeddedMap,
     NodeRecord,
@@ -175,6 +176,11 @@ class TaggedModel:
         return any(entry.key == METADATA_KEY for entry in self.proto.metadata_props)
 
     @property
+    def has_module_functions(self) -> bool:
+        """Whether its modules are local functions, as `to_functions` writes them."""
+        return has_module_functions(self.proto)
+
+    @property
     def has_sidecar(self) -> bool:
         """Whether there is a sidecar, readable or not."""
         return sidecar_path(self.path).exists()
@@ -202,6 +208,11 @@ class TaggedModel:
     def items(self) -> Iterator[tuple[Node, NodeTag | None]]:
         """Iterate over the nodes, each with its tag."""
         return zip(self.graph.nodes, self.tags, strict=True)
+
+
+def has_module_functions(proto: onnx.ModelProto) -> bool:
+    """Return whether the modules of a model are local functions, as `to_functions` writes them."""
+    return any(entry.key == FUNCTIONS_KEY for entry in proto.metadata_props)
 
 
 def _metadata(proto: onnx.ModelProto) -> EmbeddedMap | None:

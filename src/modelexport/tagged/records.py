@@ -20,6 +20,8 @@ REPLACED = ".replaced"
 """Appended to the key of metadata that `retag` replaced, so that `strip` can restore it."""
 NAMESPACE_KEY = "namespace"
 """The key of a node's metadata that torch, and the ONNX adapter of Model Explorer, use."""
+FUNCTIONS_KEY = "modelexport.functions"
+"""The metadata of a file whose modules are local functions, by which it can be inlined."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding JSON may raise: it is not JSON, or has other fields; not UTF-8; nested too deep."""
 
