@@ -18,6 +18,7 @@ PARTS = {
     "reading": "reading",
     "extracting": "extracting",
     "functions": "functions",
+    "view": "viewing",
     "export": "export_cost",
     "memory": "memory",
     "peers": "peers",

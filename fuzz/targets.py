@@ -201,6 +201,7 @@ _ON_MODELS: dict[str, Reader] = {
     "partition": _partition,
     "extract --list": lambda folder, out: list_modules(folder / MODEL),
     "graphml": _round_trip,
+    "view": lambda folder, out: modelexport.view(folder / MODEL, out / "page.html"),
     "explorer": lambda folder, out: write_model_explorer(folder / MODEL, out / "explorer.json"),
     "functions": _convert,
     "command": _read_command,

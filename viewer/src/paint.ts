@@ -73,8 +73,10 @@ interface Shape {
 /** What both a canvas and an SVG document can draw. */
 export interface Painter {
   rect(x: number, y: number, width: number, height: number, radius: number, shape: Shape): void;
+  /** Rectangles of one look that do not overlap. */
+  rects(rects: readonly Rect[], shape: Shape): void;
   text(text: string, x: number, y: number, font: Font, color: string, align: CanvasTextAlign, alpha: number, halo?: string): void;
-  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean): void;
+  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean, arrows: boolean): void;
   dots(points: readonly { x: number; y: number }[], radius: number, fill: string, stroke: string, alpha: number): void;
   measure(text: string, font: Font): number;
 }
@@ -84,7 +86,6 @@ export interface Painter {
  * @param zoom Pixels per unit; small details are left out.
  */
 export function paint(scene: Scene, painter: Painter, view: Rect, zoom: number, theme: Theme, emphasis: Emphasis, at = (d: Drawn): Rect => d, lineAlpha = 1): number {
-  let count = 0;
   const visible: [Drawn, Rect][] = [];
   for (const drawn of scene.drawn) {
     if (drawn.around < 0) continue;
@@ -96,14 +97,39 @@ export function paint(scene: Scene, painter: Painter, view: Rect, zoom: number, 
   }
   for (const [drawn, rect] of visible) if (drawn.open) paintOpen(painter, drawn, rect, zoom, theme, emphasis);
   paintLines(scene, painter, view, zoom, theme, emphasis, lineAlpha);
+  const closed = visible.filter(([drawn]) => !drawn.open);
+  if (zoom < LEAST_TEXT) paintSmall(painter, closed, zoom, theme, emphasis);
   for (const [drawn, rect] of visible) {
     if (drawn.open) paintTitle(painter, drawn, rect, zoom, theme, emphasis);
-    else {
-      paintClosed(painter, drawn, rect, zoom, theme, emphasis);
-      count++;
-    }
+    else if (zoom >= LEAST_TEXT) paintClosed(painter, drawn, rect, zoom, theme, emphasis);
   }
-  return count;
+  return closed.length;
+}
+
+/** Draw closed boxes that are too small for text, those that look the same at once. */
+function paintSmall(painter: Painter, closed: [Drawn, Rect][], zoom: number, theme: Theme, emphasis: Emphasis): void {
+  const looks = new Map<string, { rects: Rect[]; shape: Shape }>();
+  for (const [{ item }, rect] of closed) {
+    const shape = closedShape(item, zoom, theme, emphasis);
+    const key = `${shape.fill} ${shape.stroke} ${shape.width} ${shape.alpha} ${shape.dash}`;
+    const known = looks.get(key);
+    if (known) known.rects.push(rect);
+    else looks.set(key, { rects: [rect], shape });
+  }
+  for (const { rects, shape } of looks.values()) painter.rects(rects, shape);
+}
+
+function closedShape(item: Item, zoom: number, theme: Theme, emphasis: Emphasis): Shape {
+  const { stroke, width } = frameColor(item, theme, emphasis);
+  const heat = emphasis.heat(item);
+  const fill = heat ? mix(theme.surface, theme.heat, 0.06 + 0.75 * heat.share) : theme.surface;
+  return {
+    fill: item.kind === "empty" ? theme.open : fill,
+    stroke,
+    width: Math.max(width, 0.6 / zoom),
+    alpha: alphaOf(item, emphasis),
+    dash: item.kind === "empty",
+  };
 }
 
 function alphaOf(item: Item, emphasis: Emphasis): number {
@@ -149,13 +175,12 @@ function paintTitle(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, th
 
 function paintClosed(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, theme: Theme, emphasis: Emphasis): void {
   const { item } = drawn;
-  const { stroke, width } = frameColor(item, theme, emphasis);
-  const alpha = alphaOf(item, emphasis);
+  const shape = closedShape(item, zoom, theme, emphasis);
+  const alpha = shape.alpha ?? 1;
   const heat = emphasis.heat(item);
   const pill = item.kind === "input" || item.kind === "output";
-  const fill = heat ? mix(theme.surface, theme.heat, 0.06 + 0.75 * heat.share) : theme.surface;
-  const shape: Shape = { fill: item.kind === "empty" ? theme.open : fill, stroke, width: Math.max(width, 0.6 / zoom), alpha, dash: item.kind === "empty" };
-  let { x, y, height } = rect;
+  const { x, y } = rect;
+  let { height } = rect;
   const radius = pill ? 12 : item.kind === "operator" ? 4 : 7;
   if (item.kind === "stack") {
     height -= 8;
@@ -163,7 +188,6 @@ function paintClosed(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, t
     painter.rect(x + 4, y + 4, rect.width - 8, height, radius, shape);
     painter.rect(x, y, rect.width - 8, height, radius, shape);
   } else painter.rect(x, y, rect.width, height, radius, shape);
-  if (11 * zoom < 4) return;
   const isModule = item.kind !== "operator" && !pill;
   const middle = x + (item.kind === "stack" ? rect.width - 8 : rect.width) / 2;
   const color = item.kind === "empty" ? theme.muted : theme.text;
@@ -197,9 +221,10 @@ function paintLines(scene: Scene, painter: Painter, view: Rect, zoom: number, th
   }
   const faint = emphasis.lit ? 0.3 : 1;
   const width = Math.max(1.1, 0.7 / zoom);
-  painter.lines(normal, theme.line, width, alpha * faint, false);
-  painter.lines(upwards, theme.line, width, alpha * faint, true);
-  painter.lines(strong, theme.accent, Math.max(2, 1.2 / zoom), alpha, false);
+  const arrows = zoom >= LEAST_TEXT;
+  painter.lines(normal, theme.line, width, alpha * faint, false, arrows);
+  painter.lines(upwards, theme.line, width, alpha * faint, true, arrows);
+  painter.lines(strong, theme.accent, Math.max(2, 1.2 / zoom), alpha, false, arrows);
   if (4 * zoom > 1.5) {
     const ports = scene.ports.filter((p) => p.x >= view.x && p.x <= view.x + view.width && p.y >= view.y && p.y <= view.y + view.height);
     const isStrong = (value: number): boolean => emphasis.values?.has(value) ?? false;
@@ -223,6 +248,9 @@ export function mix(a: string, b: string, share: number): string {
   return `#${parts.map((v) => v.toString(16).padStart(2, "0")).join("")}`;
 }
 
+/** The zoom below which boxes are drawn without text. */
+const LEAST_TEXT = 0.36;
+
 export class CanvasPainter implements Painter {
   private readonly widths = new Map<string, number>();
 
@@ -245,6 +273,19 @@ export class CanvasPainter implements Painter {
     }
   }
 
+  rects(rects: readonly Rect[], shape: Shape): void {
+    const c = this.context;
+    c.globalAlpha = shape.alpha ?? 1;
+    c.setLineDash(shape.dash ? [5, 4] : []);
+    c.beginPath();
+    for (const { x, y, width, height } of rects) c.rect(x, y, width, height);
+    c.fillStyle = shape.fill ?? "transparent";
+    c.fill();
+    c.strokeStyle = shape.stroke ?? "transparent";
+    c.lineWidth = shape.width ?? 1;
+    c.stroke();
+  }
+
   text(text: string, x: number, y: number, font: Font, color: string, align: CanvasTextAlign, alpha: number, halo?: string): void {
     const c = this.context;
     c.font = fontOf(font);
@@ -262,7 +303,7 @@ export class CanvasPainter implements Painter {
     c.fillText(text, x, y);
   }
 
-  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean): void {
+  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean, arrows: boolean): void {
     if (!lines.length) return;
     const c = this.context;
     c.globalAlpha = alpha;
@@ -271,6 +312,11 @@ export class CanvasPainter implements Painter {
     c.setLineDash(dash ? [5, 4] : []);
     c.beginPath();
     for (const line of lines) {
+      if (Math.abs(line.x1 - line.x2) < 0.5 && !line.upwards) {
+        c.moveTo(line.x1, line.y1);
+        c.lineTo(line.x2, line.y2);
+        continue;
+      }
       const points = curve(line);
       c.moveTo(points[0], points[1]);
       for (let i = 2; i < points.length; i += 6) {
@@ -278,6 +324,7 @@ export class CanvasPainter implements Painter {
       }
     }
     c.stroke();
+    if (!arrows) return;
     c.fillStyle = color;
     c.beginPath();
     for (const { arrow, x2, y2 } of lines) {
@@ -392,6 +439,10 @@ export class SvgPainter implements Painter {
     });
   }
 
+  rects(rects: readonly Rect[], shape: Shape): void {
+    for (const { x, y, width, height } of rects) this.rect(x, y, width, height, 0, shape);
+  }
+
   text(text: string, x: number, y: number, font: Font, color: string, align: CanvasTextAlign, alpha: number, halo?: string): void {
     const anchor = align === "center" ? "middle" : align === "right" ? "end" : "start";
     const element = this.add("text", {
@@ -408,13 +459,13 @@ export class SvgPainter implements Painter {
     element.textContent = text;
   }
 
-  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean): void {
+  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean, arrows: boolean): void {
     for (const line of lines) {
       const p = curve(line);
       let d = `M${p[0]} ${p[1]}`;
       for (let i = 2; i < p.length; i += 6) d += `C${p.slice(i, i + 6).join(" ")}`;
       this.add("path", { d, fill: "none", stroke: color, "stroke-width": width, opacity: alpha, ...(dash ? { "stroke-dasharray": "5 4" } : {}) });
-      if (line.arrow) {
+      if (line.arrow && arrows) {
         this.add("path", { d: `M${line.x2} ${line.y2}l-3.4 -6.5h6.8z`, fill: color, opacity: alpha });
       }
     }

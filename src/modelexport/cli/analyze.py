@@ -165,10 +165,11 @@ def _tree(result: Analysis) -> Iterator[RenderableType]:
         return
     yield ""
     recorded = result.file.parameters_from != "stored"
+    total = max(result.totals.nodes, 1)
     yield from module_tree(
         facts,
         nodes=lambda path: f"{facts[path].nodes:,}",
-        share=lambda path: bar(facts[path].nodes / result.totals.nodes),
+        share=lambda path: bar(facts[path].nodes / total),
         parameters=lambda path: (
             f"{facts[path].parameters:,}" if recorded and facts[path].parameters else ""
         ),
