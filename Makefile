@@ -44,7 +44,7 @@ docs: $(READY)
 
 # The pictures of the page in the guides; needs Chromium.
 pictures: $(READY) $(NODE_READY)
-	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python docs/take_pictures.py
 
 sweep: $(READY)
 	$(BIN)/python -m sweep
