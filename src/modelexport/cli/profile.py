@@ -262,7 +262,8 @@ def _view_comparison(result: ProfileComparison, top: int | None) -> Iterator[Ren
 
 def _ms(value: float) -> str:
     """Format milliseconds with three significant digits or more."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value >= 1 else f"{value:.3f}"
+    decimals = 3 if value < 1 else 2 if value < 10 else 1
+    return f"{value:,.{decimals}f}"
 
 
 def _optional(value: float | None) -> str:
