@@ -18,6 +18,7 @@ import modelexport
 from exports import export
 from retag.tools import apply
 from viewing.browser import VIEWER, Browser, missing
+from viewing.handmade import node, write
 from viewing.pages import FRAMES, PageModel, Picture, read_page
 from viewing.test_page_data import Hostile, export_hostile
 
@@ -157,6 +158,56 @@ def test_deep_links_back_and_forward(browser: Browser, bert: Path) -> None:
     browser.open(bert, link)
     assert set(browser.titles()) == opened
     browser.open(bert, "#open=m:nothing,%ZZ&select=v:nothing")
+    assert browser.problems() == []
+
+
+def test_back_to_the_first_picture(browser: Browser, bert: Path) -> None:
+    browser.open(bert)
+    first = set(browser.titles())
+    browser.click("encoder")
+    closed = set(browser.titles())
+    assert closed < first
+    link = browser.evaluate("location.hash")
+    browser.back()
+    assert set(browser.titles()) == first
+    browser.open(bert, link)  # layers are open inside the encoder, which is closed
+    assert set(browser.titles()) == closed
+
+
+def test_links_to_modules_of_any_name(browser: Browser, tmp_path: Path) -> None:
+    names = [
+        "a",
+        "a@1",
+        "a#b",
+        "p%41",
+        "p&q=1",
+        "c,d",
+        "m:x",
+        "new\nline",
+        "\u202eabc",
+        "日本",
+        "x y",
+    ]
+    nodes, last = [], "x"
+    for number, name in enumerate(names):
+        for op, path in enumerate((f"{name}.inner", name)):
+            nodes.append(node(path, "Relu", [last], [f"v{number}_{op}"]))
+            last = f"v{number}_{op}"
+    nodes.append(node("", "Identity", [last], ["y"]))
+    browser.open(modelexport.view(write(tmp_path / "names.onnx", nodes)).path)
+    for name in names:
+        assert browser.evaluate(
+            f"""(() => {{ const p = {PANE};
+              const module = p.model.moduleIndex.get({json.dumps(name)});
+              p.selectModule(module);
+              p.picture.setOpen(p.selection.box, true);
+              const link = p.link();
+              p.restore("#open=");
+              p.restore(link);
+              return p.selectedModule() === module && p.picture.open.has(p.selection.box)
+                && p.link() === link; }})()"""
+        ), name
+        assert browser.evaluate("location.hash").startswith("#open=")
     assert browser.problems() == []
 
 

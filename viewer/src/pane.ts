@@ -32,6 +32,8 @@ export class Pane {
   private readonly details: Details;
   private readonly minimap: Minimap;
   private readonly nodeCounts: Float64Array;
+  /** A link to the first picture, for a way back to it. */
+  private readonly first: string;
 
   constructor(
     readonly model: Model,
@@ -72,6 +74,7 @@ export class Pane {
     canvas.addEventListener("keydown", (event) => this.onKey(event));
     canvas.addEventListener("focus", () => listener.onActivate(this));
     canvas.addEventListener("pointerdown", () => listener.onActivate(this));
+    this.first = this.link();
     this.showMarks();
     this.showShares();
     this.picture.fit();
@@ -245,9 +248,9 @@ export class Pane {
     return writeLink(this.model, this.picture.open, this.selection);
   }
 
-  /** Restore what a link says. */
+  /** Restore what a link says; without one, the first picture. */
   restore(fragment: string): void {
-    const { open, selection } = readLink(this.model, fragment);
+    const { open, selection } = readLink(this.model, fragment.length > 1 ? fragment : this.first);
     const { picture } = this;
     if (open) {
       picture.change(() => {
