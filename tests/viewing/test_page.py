@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+import onnx
 import pytest
 import torch
 from benchmarks.generated import write_graph
@@ -295,6 +296,32 @@ def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
     assert "<img src=x onerror=alert(1)>" in browser.text("#results")
     assert browser.evaluate("document.querySelectorAll('img, iframe').length") == 0
     assert "\u202e" not in browser.evaluate("document.body.innerText")
+    assert browser.problems() == []
+
+
+def test_long_and_invisible_texts_are_drawn(browser: Browser, tmp_path: Path) -> None:
+    nodes = [
+        node("m" * 3000, "Relu", ["x"], ["v" * 5000], name="n" * 5000),
+        node("m" * 3000, "Op" * 1000, ["v" * 5000], ["a"]),
+        node("rtl\u202eabc\x01", "Relu", ["a"], ["b"]),
+        node("日本" * 100, "Relu", ["b"], ["y"]),
+    ]
+    path = write(tmp_path / "names.onnx", nodes)
+    model = onnx.load(path)
+    dim = model.graph.input[0].type.tensor_type.shape.dim[0]
+    dim.dim_param = "batch_size_and_" * 100
+    onnx.save(model, path)
+    browser.open(modelexport.view(path).path)
+    browser.button(ALL)
+    browser.screenshot("long-names")
+    assert all(box["width"] < 1000 for box in browser.boxes().values())
+    assert "rtl\\u202eabc\\u0001" in browser.titles()
+    labels = browser.evaluate(f"{PANE}.picture.scene.labels.map(l => l.text)")
+    assert any(label.startswith("batch_size") for label in labels)
+    assert all(len(label) < 50 for label in labels)
+    browser.button("summary")
+    browser.download("text=save as SVG", tmp_path / "saved.svg")
+    ElementTree.parse(tmp_path / "saved.svg")
     assert browser.problems() == []
 
 

@@ -19,6 +19,8 @@ const HELP: [string, string][] = [
   ["Alt + left, Alt + right", "back and forward"],
 ];
 
+const LONGEST_TIP = 300;
+
 export class App {
   private readonly panes: Pane[];
   private active: Pane;
@@ -314,7 +316,8 @@ export class App {
     }
     this.tip.hidden = !lines.length;
     if (!lines.length) return;
-    this.tip.replaceChildren(...lines.filter(Boolean).map((text) => el("div", {}, visible(text))));
+    const shown = lines.filter(Boolean).map((text) => visible(text.slice(0, LONGEST_TIP)));
+    this.tip.replaceChildren(...shown.map((text) => el("div", {}, text)));
     const { innerWidth, innerHeight } = window;
     this.tip.style.left = `${Math.min(x + 14, innerWidth - this.tip.offsetWidth - 8)}px`;
     this.tip.style.top = `${Math.min(y + 16, innerHeight - this.tip.offsetHeight - 8)}px`;

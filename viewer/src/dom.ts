@@ -23,11 +23,14 @@ export function button(text: string, action: () => void, attributes: Record<stri
   return element;
 }
 
-/** Replace characters that cannot be seen, or that reorder text, by their code points. */
+/** Replace characters that cannot be seen, or that reorder text, by their code points.
+ *
+ * Those that XML forbids are among them, so that a saved SVG can be read.
+ */
 export function visible(text: string): string {
   return text.replace(
-    /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g,
-    (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`,
+    /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\ufffe\uffff]/gu,
+    (c) => `\\u${c.codePointAt(0)!.toString(16).padStart(4, "0")}`,
   );
 }
 

@@ -1,6 +1,6 @@
 /** The picture as a whole: open boxes laid out inside each other, in absolute positions. */
 
-import { type Choices, type Content, ContentBuilder, type Item } from "./content";
+import { type Choices, type Content, ContentBuilder, drawnShape, type Item } from "./content";
 import type { Model } from "./data";
 import { type LaidOut, layOut, type LayoutLink, type Sized } from "./layout";
 
@@ -267,7 +267,7 @@ export class SceneBuilder {
     const rows = new Rows(taken);
     for (const line of starts) {
       const { values } = line;
-      const text = values.length > 1 ? `${values.length} values` : this.model.shape(values[0]);
+      const text = values.length > 1 ? `${values.length} values` : drawnShape(this.model, values[0]);
       if (!text || line.upwards) continue;
       const width = this.measure(text, "small") + 4;
       const sides: ("left" | "right")[] = line.x2 - line.x1 > 6 ? ["right", "left"] : ["left", "right"];
