@@ -80,6 +80,15 @@ def test_a_click_opens_and_closes_in_place(browser: Browser, bert: Path) -> None
     assert browser.problems() == []
 
 
+def test_only_changes_move(browser: Browser, bert: Path) -> None:
+    browser.open(bert, motion=True)
+    moving = f"{PANE}.picture.previous !== null"
+    assert not browser.evaluate(moving)
+    at = browser.click("encoder")
+    assert browser.evaluate(f"new Promise(done => setTimeout(() => done({moving}), 1000))") is False
+    assert browser.find("encoder")["y"] == pytest.approx(at["y"], abs=1)
+
+
 def test_initializers_and_single_operators(browser: Browser, bert: Path) -> None:
     browser.open(bert, "#open=m:embeddings")
     norm = browser.find("LayerNorm")
@@ -254,6 +263,22 @@ def test_keyboard_only(browser: Browser, bert: Path) -> None:
     browser.press("?")
     assert browser.evaluate("document.querySelector('dialog').open")
     browser.press("Escape")
+    assert browser.problems() == []
+
+
+def test_keys_of_the_browser_and_its_history(browser: Browser, bert: Path) -> None:
+    browser.open(bert, "#open=")
+    browser.evaluate(f"{PANE}.picture.canvas.focus()")
+    view = browser.evaluate(f"{PANE}.picture.view")
+    browser.press("Control+=", "Control+-", "Control+0")
+    assert browser.evaluate(f"{PANE}.picture.view") == view
+    entries = browser.evaluate("history.length")
+    browser.press(*["ArrowDown"] * 5)
+    browser.evaluate(
+        """new Promise(done => { const wait = () =>
+             location.hash.includes("select") ? done(1) : setTimeout(wait, 20); wait(); })"""
+    )
+    assert browser.evaluate("history.length") <= entries + 2
     assert browser.problems() == []
 
 

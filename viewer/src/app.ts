@@ -3,7 +3,7 @@
 import { Model, type PageData } from "./data";
 import { button, clear, el, visible } from "./dom";
 import { type Aggregate, formatNumber, Overlay, type ScaleKind } from "./overlay";
-import { Pane } from "./pane";
+import { type ChangedBy, Pane } from "./pane";
 import type { Hit } from "./picture";
 import { type Found, search } from "./search";
 
@@ -20,6 +20,8 @@ const HELP: [string, string][] = [
 ];
 
 const LONGEST_TIP = 300;
+/** After so many milliseconds without an arrow key, the selection becomes an entry in the history. */
+const KEY_REST = 400;
 
 export class App {
   private readonly panes: Pane[];
@@ -33,7 +35,9 @@ export class App {
   private overlayIndex = -1;
   private aggregate: Aggregate | null = null;
   private scale: ScaleKind = "linear";
+  /** The fragment that the panes show. */
   private applied = "";
+  private pendingLink: ReturnType<typeof setTimeout> | undefined;
 
   constructor(
     private readonly data: PageData,
@@ -46,7 +50,7 @@ export class App {
         new Pane(
           new Model(raw),
           {
-            onChange: (pane) => this.onChange(pane),
+            onChange: (pane, by) => this.onChange(pane, by),
             onActivate: (pane) => this.activate(pane),
             onHover: (pane, hit, x, y) => this.showTip(pane, hit, x, y),
             onDraw: (pane) => this.showStatus(pane),
@@ -57,15 +61,17 @@ export class App {
     );
     this.active = this.panes[0];
     this.activate(this.panes[0]);
+    if (data.overlays.length) this.showOverlay(0);
+    else this.showLegend();
     for (const pane of this.panes) pane.picture.fit();
     this.showCrumbs();
-    this.showOverlay(data.overlays.length ? 0 : -1);
     addEventListener("keydown", (event) => this.onKey(event));
     addEventListener("hashchange", () => this.restore());
     addEventListener("beforeprint", () => this.beforePrint());
     addEventListener("afterprint", () => document.querySelector(".print")?.remove());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refreshTheme());
     if (location.hash.length > 1) this.restore();
+    for (const pane of this.panes) pane.picture.finishMove();
   }
 
   private header(): HTMLElement {
@@ -247,12 +253,23 @@ export class App {
     this.showStatus(pane);
   }
 
-  private onChange(pane: Pane): void {
+  private onChange(pane: Pane, by: ChangedBy): void {
     this.activate(pane);
     for (const other of this.panes) if (other !== pane) this.follow(pane, other);
     this.showCrumbs();
+    clearTimeout(this.pendingLink);
+    if (by === "arrow key") this.pendingLink = setTimeout(() => this.writeLink(pane), KEY_REST);
+    else this.writeLink(pane);
+  }
+
+  private writeLink(pane: Pane): void {
     this.applied = pane.link();
-    if (location.hash !== this.applied) location.hash = this.applied;
+    if (location.hash === this.applied) return;
+    try {
+      location.hash = this.applied;
+    } catch {
+      // too many changes for the browser, or a frame that may not navigate: the page works without
+    }
   }
 
   /** Open and select in another model what has the same name there. */
@@ -262,6 +279,7 @@ export class App {
 
   private restore(): void {
     if (location.hash === this.applied) return;
+    clearTimeout(this.pendingLink);
     this.applied = location.hash;
     for (const pane of this.panes) pane.restore(location.hash);
     this.showCrumbs();
@@ -364,7 +382,7 @@ export class App {
 
   private onKey(event: KeyboardEvent): void {
     const target = event.target as HTMLElement;
-    if (target.matches("input, select, textarea")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.matches("input, select, textarea")) return;
     if (event.key === "/") {
       document.querySelector<HTMLInputElement>("input[type=search]")?.focus();
       event.preventDefault();

@@ -53,17 +53,18 @@ export function findBox(model: Model, name: string): number | null {
   return module === undefined ? null : (model.boxesOfModule(module)[number] ?? null);
 }
 
-/** Write the state as a fragment.
- *
- * Of nested open boxes only the innermost are listed. A box that is open inside a closed one is left
- * out: to name it would open the closed one.
- */
-export function writeLink(model: Model, open: ReadonlySet<number>, selection: Selection | null): string {
-  const shown = [...open].filter((box) => {
+/** The open boxes that are not inside a closed one. */
+export function shownOpen(model: Model, open: ReadonlySet<number>): number[] {
+  return [...open].filter((box) => {
     let b = model.parent[box];
     while (b >= 0 && open.has(b)) b = model.parent[b];
     return b < 0;
   });
+}
+
+/** Write the state as a fragment; of nested open boxes only the innermost are listed. */
+export function writeLink(model: Model, open: ReadonlySet<number>, selection: Selection | null): string {
+  const shown = shownOpen(model, open);
   const outer = new Set<number>();
   for (const box of shown) outer.add(model.parent[box]);
   const parts: string[] = [];

@@ -4,18 +4,28 @@ import type { Item } from "./content";
 import type { Mark, Model } from "./data";
 import { Details } from "./details";
 import { el } from "./dom";
-import { readLink, type Selection, writeLink } from "./link";
+import { readLink, type Selection, shownOpen, writeLink } from "./link";
 import { Minimap } from "./minimap";
 import { Overlay } from "./overlay";
 import { type Hit, Picture } from "./picture";
 import { Tree } from "./tree";
 
+export type ChangedBy = "choice" | "arrow key";
+
 export interface PaneListener {
   /** The selection or what is open changed. */
-  onChange(pane: Pane): void;
+  onChange(pane: Pane, by: ChangedBy): void;
   onActivate(pane: Pane): void;
   onHover(pane: Pane, hit: Hit, x: number, y: number): void;
   onDraw(pane: Pane): void;
+}
+
+interface SelectOptions {
+  /** Whether to open the boxes around it and to bring it into view. */
+  reveal?: boolean;
+  /** Whether to keep it from the listener. */
+  quiet?: boolean;
+  by?: ChangedBy;
 }
 
 export class Pane {
@@ -129,7 +139,7 @@ export class Pane {
   }
 
   /** Select something and bring it into view. */
-  select(selection: Selection | null, options: { reveal?: boolean; quiet?: boolean } = {}): void {
+  select(selection: Selection | null, options: SelectOptions = {}): void {
     const { picture, model } = this;
     if (selection && options.reveal !== false) {
       if (selection.kind === "box") picture.reveal(selection.box);
@@ -147,7 +157,7 @@ export class Pane {
     this.tree.select(this.selectedModule());
     this.details.show(selection, this.overlays);
     picture.draw();
-    if (!options.quiet) this.listener.onChange(this);
+    if (!options.quiet) this.listener.onChange(this, options.by ?? "choice");
   }
 
   selectModule(module: number): void {
@@ -240,7 +250,7 @@ export class Pane {
   openToDepth(depth: number): boolean {
     const complete = this.picture.openToDepth(depth);
     this.emphasize();
-    this.listener.onChange(this);
+    this.listener.onChange(this, "choice");
     return complete;
   }
 
@@ -251,18 +261,26 @@ export class Pane {
   /** Restore what a link says; without one, the first picture. */
   restore(fragment: string): void {
     const { open, selection } = readLink(this.model, fragment.length > 1 ? fragment : this.first);
-    const { picture } = this;
-    if (open) {
-      picture.change(() => {
-        picture.open.clear();
-        for (const box of open) picture.open.add(box);
-        picture.builder.clear();
-      }, []);
-    }
+    if (open) this.setOpen(open);
     this.select(selection, { quiet: true });
   }
 
+  /** Open these boxes and close all others. */
+  private setOpen(open: ReadonlySet<number>): void {
+    const { picture, model } = this;
+    const before = new Set(shownOpen(model, picture.open));
+    const changed = [...before].filter((box) => !open.has(box));
+    for (const box of open) if (!before.has(box)) changed.push(box);
+    if (!changed.length) return;
+    picture.change(() => {
+      picture.open.clear();
+      for (const box of open) picture.open.add(box);
+    }, changed);
+  }
+
   private onKey(event: KeyboardEvent): void {
+    // the browser's own shortcuts, such as those that zoom the page or go back
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const { picture } = this;
     const key = this.selectedKey();
     const arrows: Record<string, [number, number]> = {
@@ -273,12 +291,12 @@ export class Pane {
     };
     const arrow = arrows[event.key];
     if (arrow && event.shiftKey) picture.pan(arrow[0] * 60, arrow[1] * 60);
-    else if (arrow && !event.altKey) {
+    else if (arrow) {
       const known = this.cursor !== null && picture.scene.byKey.has(this.cursor);
       const item = picture.neighbour(known ? this.cursor : key, arrow[0], arrow[1]);
       if (item) {
         this.cursor = item.key;
-        this.select(this.selectionOf(item), { reveal: false });
+        this.select(this.selectionOf(item), { reveal: false, by: "arrow key" });
         picture.showItem(item.key);
       }
     } else if (event.key === "Enter" || event.key === " ") {

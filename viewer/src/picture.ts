@@ -113,6 +113,7 @@ export class Picture {
     edit();
     for (const box of changed) this.builder.invalidate(box);
     this.layOut();
+    let origin: Rect | null = null;
     if (kept !== undefined) {
       const old = before.drawn[kept];
       const index = this.scene.byKey.get(anchor!) ?? this.scene.byKey.get(`b${old.item.boxes[0]}`);
@@ -126,11 +127,18 @@ export class Picture {
           rect.x += dx;
           rect.y += dy;
         }
-        this.origin = rects.get(old.item.key) ?? null;
+        origin = rects.get(old.item.key) ?? null;
       }
     }
+    this.origin = origin;
     this.previous = matchMedia("(prefers-reduced-motion: reduce)").matches ? null : rects;
     this.started = performance.now();
+    this.draw();
+  }
+
+  /** End the movement of the last change at once. */
+  finishMove(): void {
+    this.previous = this.origin = null;
     this.draw();
   }
 
@@ -155,8 +163,8 @@ export class Picture {
   keyOf(box: number): string | null {
     for (let b = box; b >= 0; b = this.model.parent[b]) {
       if (this.scene.byKey.has(`b${b}`)) return `b${b}`;
-      const stack = this.scene.drawn.find((d) => d.item.kind === "stack" && d.item.boxes.includes(b));
-      if (stack) return stack.item.key;
+      const stack = this.scene.stackOf.get(b);
+      if (stack !== undefined) return stack;
     }
     return null;
   }

@@ -53,6 +53,8 @@ export interface Scene extends Rect {
   ports: Port[];
   labels: Label[];
   byKey: Map<string, number>;
+  /** The keys of the stacks that stand for boxes. */
+  stackOf: Map<number, string>;
 }
 
 export type Measure = (text: string, font: Font) => number;
@@ -129,6 +131,7 @@ export class SceneBuilder {
       ports: [],
       labels: [],
       byKey: new Map(),
+      stackOf: new Map(),
     };
     this.flatten(root, 0, 0, 0, -1, scene);
     return scene;
@@ -217,6 +220,7 @@ export class SceneBuilder {
     const { item, width, height, inner } = frame;
     scene.drawn.push({ item, x, y, width, height, open: inner !== undefined, depth, around });
     scene.byKey.set(item.key, index);
+    if (item.kind === "stack") for (const box of item.boxes) scene.stackOf.set(box, item.key);
     if (!inner) return;
     const isRoot = around < 0;
     const left = x + (width - inner.laid.width) / 2;

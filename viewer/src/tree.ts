@@ -160,6 +160,7 @@ export class Tree {
   }
 
   private onKey(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const row = this.rows[this.focused];
     if (!row) return;
     const children = this.model.moduleChildren.of(row.module).length;

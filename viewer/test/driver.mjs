@@ -19,13 +19,13 @@ let page;
 let problems;
 
 const commands = {
-  async open({ url, dark = false, width = 1500, height = 950 }) {
+  async open({ url, dark = false, motion = false, width = 1500, height = 950 }) {
     await page?.context().close();
     const context = await browser.newContext({
       viewport: { width, height },
       colorScheme: dark ? "dark" : "light",
       acceptDownloads: true,
-      reducedMotion: "reduce",
+      reducedMotion: motion ? "no-preference" : "reduce",
     });
     page = await context.newPage();
     problems = [];
