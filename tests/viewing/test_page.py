@@ -118,6 +118,48 @@ def test_repeated_modules_are_one_stack(browser: Browser, tower: Path) -> None:
     assert {str(number) for number in range(12)} <= set(browser.titles())
 
 
+def test_a_stack_is_drawn_one_by_one_and_again_as_one(browser: Browser, tower: Path) -> None:
+    browser.open(tower, "#open=m:0")
+    browser.evaluate(
+        f"""(() => {{ const p = {PANE};
+          const stack = p.picture.scene.drawn.find(d => d.item.kind === "stack").item;
+          p.select({{ kind: "stack", boxes: stack.boxes }}, {{ reveal: false }}); }})()"""
+    )
+    browser.button("text=draw them one by one")
+    assert {str(number) for number in range(12)} <= set(browser.titles())
+    browser.button("text=draw repeated modules as one")
+    assert "0 … 11 × 12" in browser.titles()
+
+
+def test_an_edge_of_many_values(browser: Browser, tmp_path: Path) -> None:
+    count = 50
+    nodes = [node("a", "Relu", ["x"], [f"v{i}"]) for i in range(count)]
+    nodes.append(node("b", "Sum", [f"v{i}" for i in range(count)], ["s"]))
+    nodes.append(node("b", "Relu", ["s"], ["y"]))
+    browser.open(modelexport.view(write(tmp_path / "m.onnx", nodes)).path, "#open=")
+    above, below = browser.find("a"), browser.find("b")
+    x = below["x"] + below["width"] / 2
+    browser.click_at(x, (above["y"] + above["height"] + below["y"]) / 2)
+    browser.screenshot("edge-of-many-values")
+    assert browser.text("h2") == "v0"
+    assert "50 values on this edge" in browser.text(".details")
+    assert "v49" not in browser.text(".details")
+    browser.button("text=20 more")
+    browser.button("text=v49")
+    assert browser.text("h2") == "v49"
+    assert browser.problems() == []
+
+
+def test_a_click_inside_an_open_box_selects_it(browser: Browser, bert: Path) -> None:
+    browser.open(bert, "#open=m:embeddings")
+    box = browser.find("embeddings")
+    browser.click_at(box["x"] + 6, box["y"] + box["height"] - 6)
+    assert browser.text("h2") == "embeddings"
+    assert browser.find("embeddings")["open"]
+    browser.click("embeddings")
+    assert not browser.find("embeddings")["open"]
+
+
 def test_modules_without_nodes_are_dashed_where_wanted(browser: Browser, tower: Path) -> None:
     browser.open(tower)
     assert not any(box["kind"] == "empty" for box in browser.boxes().values())

@@ -8,7 +8,7 @@ import type { Hit } from "./picture";
 import { type Found, search } from "./search";
 
 const HELP: [string, string][] = [
-  ["click", "open or close a box; select an operator or an edge"],
+  ["click", "open a box, or close it by its name; select an operator or an edge"],
   ["drag, wheel", "move the picture"],
   ["Ctrl + wheel, + and -", "zoom"],
   ["0", "show everything"],

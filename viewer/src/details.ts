@@ -7,6 +7,19 @@ import type { Selection } from "./link";
 import { formatNumber, type Overlay } from "./overlay";
 
 const MOST_LISTED = 30;
+const MOST_MORE = 1000;
+
+/** Which boxes draw repeated modules one by one. */
+export interface Stacking {
+  isUnstacked(box: number): boolean;
+  setUnstacked(box: number, on: boolean): void;
+}
+
+interface Entry {
+  text: string;
+  note?: string;
+  selection: Selection;
+}
 
 export class Details {
   constructor(
@@ -14,13 +27,13 @@ export class Details {
     private readonly contents: ContentBuilder,
     private readonly root: HTMLElement,
     private readonly select: (selection: Selection) => void,
-    private readonly unstack: (box: number) => void,
+    private readonly stacking: Stacking,
   ) {}
 
   show(selection: Selection | null, overlays: Overlay[]): void {
     clear(this.root);
     if (!selection) this.showModel(overlays);
-    else if (selection.kind === "value") this.showValue(selection.value);
+    else if (selection.kind === "value") this.showValue(selection.value, selection.edge ?? []);
     else if (selection.kind === "stack") this.showStack(selection.boxes, overlays);
     else if (selection.kind === "module") this.showModule(selection.module, -1, overlays);
     else this.showBox(selection.box, overlays);
@@ -43,14 +56,24 @@ export class Details {
     this.root.append(list);
   }
 
-  private links(entries: { text: string; note?: string; selection: Selection }[]): void {
+  /** List what can be clicked on, the first ones at once and more on demand. */
+  private links(entries: Entry[]): void {
     const list = el("ul", { class: "links" });
-    for (const { text, note, selection } of entries.slice(0, MOST_LISTED)) {
-      list.append(
-        el("li", {}, button(text || "(unnamed)", () => this.select(selection), { class: "link" }), note ? el("span", { class: "note" }, visible(note)) : null),
-      );
-    }
-    if (entries.length > MOST_LISTED) list.append(el("li", { class: "note" }, `and ${entries.length - MOST_LISTED} more`));
+    const add = (start: number, count: number): void => {
+      for (const { text, note, selection } of entries.slice(start, start + count)) {
+        const link = button(text || "(unnamed)", () => this.select(selection), { class: "link" });
+        list.append(el("li", {}, link, note ? el("span", { class: "note" }, visible(note)) : null));
+      }
+      const left = entries.length - start - count;
+      if (left <= 0) return;
+      const more = button(`${formatCount(left)} more`, () => {
+        row.remove();
+        add(start + count, MOST_MORE);
+      });
+      const row = el("li", {}, more);
+      list.append(row);
+    };
+    add(0, MOST_LISTED);
     this.root.append(list);
   }
 
@@ -65,10 +88,18 @@ export class Details {
     this.root.append(el("div", { class: "command" }, code, copy));
   }
 
+  /** Offer to draw repeated modules in a box as stacks again. */
+  private restack(box: number): void {
+    if (box < 0 || !this.stacking.isUnstacked(box)) return;
+    const stack = (): void => this.stacking.setUnstacked(box, false);
+    this.root.append(button("draw repeated modules as one", stack, { class: "action" }));
+  }
+
   private showModel(overlays: Overlay[]): void {
     const { model } = this;
     this.heading(model.file);
     this.facts(Object.entries(model.facts));
+    this.restack(0);
     this.top(overlays);
     this.section("commands");
     const file = quote(model.file);
@@ -120,6 +151,7 @@ export class Details {
         .filter((overlay) => overlay.known[module])
         .map((overlay): [string, string] => [overlay.raw.name, overlay.text(overlay.values[module])]),
     ]);
+    this.restack(box);
     if (boxes.length > 1) {
       this.section("calls");
       this.links(boxes.map((b) => ({ text: model.callOf(b) >= 0 ? `call ${model.callOf(b)}` : nameOf(model, b), selection: { kind: "box", box: b } })));
@@ -167,7 +199,9 @@ export class Details {
       ["class", model.text(model.raw.modules.class[model.moduleOf(boxes[0])])],
       ["nodes in each", formatCount(model.nodesIn(boxes[0]).length)],
     ]);
-    this.root.append(button("draw them one by one", () => this.unstack(model.parent[boxes[0]]), { class: "action" }));
+    const around = model.parent[boxes[0]];
+    const unstack = (): void => this.stacking.setUnstacked(around, true);
+    this.root.append(button("draw them one by one", unstack, { class: "action" }));
     this.section("members");
     this.links(
       boxes.map((box) => ({
@@ -249,7 +283,7 @@ export class Details {
     );
   }
 
-  private showValue(value: number): void {
+  private showValue(value: number, edge: readonly number[]): void {
     const { model } = this;
     this.heading(model.valueNames[value]);
     const producer = model.producer[value];
@@ -260,6 +294,16 @@ export class Details {
     ]);
     this.neighbours("producer", [producer]);
     this.neighbours("consumers", [...model.consumers.of(value)]);
+    if (edge.length > 1) {
+      this.section(`${edge.length} values on this edge`);
+      this.links(
+        edge.map((each) => ({
+          text: model.valueNames[each],
+          note: model.type(each),
+          selection: { kind: "value", value: each, edge },
+        })),
+      );
+    }
     this.root.append(el("p", { class: "note" }, "Its way up and down the graph is drawn in colour; the rest is dimmed."));
   }
 }

@@ -5,7 +5,8 @@ import { Kind, type Model } from "./data";
 export type Selection =
   | { kind: "box"; box: number }
   | { kind: "stack"; boxes: number[] }
-  | { kind: "value"; value: number }
+  /** A value, and the others on the edge that was clicked. */
+  | { kind: "value"; value: number; edge?: readonly number[] }
   | { kind: "module"; module: number };
 
 /** Name a box: its module and call, or for operators and subgraphs the node's first output. */

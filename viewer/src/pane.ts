@@ -79,7 +79,10 @@ export class Pane {
       this.picture.builder.contents,
       this.detailsElement,
       (selection) => this.select(selection),
-      (box) => this.unstack(box),
+      {
+        isUnstacked: (box) => this.picture.unstacked.has(box),
+        setUnstacked: (box, on) => this.setUnstacked(box, on),
+      },
     );
     canvas.addEventListener("keydown", (event) => this.onKey(event));
     canvas.addEventListener("focus", () => listener.onActivate(this));
@@ -211,10 +214,12 @@ export class Pane {
 
   private onClick(hit: Hit): void {
     if (!hit) return this.select(null);
-    if (hit.kind === "values") return this.select({ kind: "value", value: hit.values[0] }, { reveal: false });
-    const { item } = hit.drawn;
+    if (hit.kind === "values") {
+      return this.select({ kind: "value", value: hit.values[0], edge: hit.values }, { reveal: false });
+    }
+    const { item, open } = hit.drawn;
     this.cursor = item.key;
-    if (item.canOpen) this.toggle(item);
+    if (item.canOpen && (!open || hit.header)) this.toggle(item);
     this.select(this.selectionOf(item), { reveal: false });
   }
 
@@ -232,8 +237,9 @@ export class Pane {
     this.picture.setOpen(box, !this.picture.open.has(box), item.key);
   }
 
-  private unstack(box: number): void {
-    this.picture.change(() => this.picture.unstacked.add(box), [box]);
+  private setUnstacked(box: number, on: boolean): void {
+    const { unstacked } = this.picture;
+    this.picture.change(() => void (on ? unstacked.add(box) : unstacked.delete(box)), [box]);
     this.select(box === 0 ? null : { kind: "box", box });
   }
 

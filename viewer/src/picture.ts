@@ -3,9 +3,13 @@
 import type { Item } from "./content";
 import type { Model } from "./data";
 import { CanvasPainter, distanceTo, type Emphasis, paint, readTheme, SvgPainter, type Theme } from "./paint";
-import { type Drawn, type Rect, type Scene, SceneBuilder } from "./scene";
+import { type Drawn, HEADER, type Rect, type Scene, SceneBuilder } from "./scene";
 
-export type Hit = { kind: "item"; drawn: Drawn } | { kind: "values"; values: number[] } | null;
+export type Hit =
+  /** An item; of an open box, `header` says whether it is the line with its name. */
+  | { kind: "item"; drawn: Drawn; header: boolean }
+  | { kind: "values"; values: number[] }
+  | null;
 
 export interface Listener {
   /** A click on an item or an edge, or on nothing. */
@@ -20,6 +24,8 @@ const FIRST_DEPTH = 5;
 const DURATION = 260;
 const LARGEST = 4;
 const SMALLEST = 0.02;
+/** How many pixels of an open box close it at least, however small it is drawn. */
+const LEAST_HEADER = 14;
 export const MOST_BOXES = 5000;
 
 export class Picture {
@@ -335,7 +341,7 @@ export class Picture {
       if (d.around < 0 || x < d.x || y < d.y || x > d.x + d.width || y > d.y + d.height) continue;
       if (!best || d.depth >= best.depth) best = d;
     }
-    if (best && !best.open) return { kind: "item", drawn: best };
+    if (best && !best.open) return { kind: "item", drawn: best, header: false };
     const reach = 5 / this.view.zoom;
     for (const line of this.scene.lines) {
       const side = line.upwards ? 90 : reach;
@@ -343,14 +349,16 @@ export class Picture {
       if (Math.min(line.y1, line.y2) - reach > y || Math.max(line.y1, line.y2) + reach < y) continue;
       if (distanceTo(line, x, y) <= reach) return { kind: "values", values: line.values };
     }
-    return best ? { kind: "item", drawn: best } : null;
+    if (!best) return null;
+    const header = Math.max(HEADER, LEAST_HEADER / this.view.zoom);
+    return { kind: "item", drawn: best, header: y < best.y + header };
   }
 
   private listen(): void {
     const { canvas } = this;
     let down: { x: number; y: number; moved: boolean } | null = null;
     canvas.addEventListener("pointerdown", (event) => {
-      if (event.button > 1) return;
+      if (event.button !== 0) return;
       down = { x: event.offsetX, y: event.offsetY, moved: false };
       canvas.setPointerCapture(event.pointerId);
     });
@@ -369,6 +377,7 @@ export class Picture {
       if (down && !down.moved) this.listener.onClick(this.hit(event.offsetX, event.offsetY));
       down = null;
     });
+    canvas.addEventListener("pointercancel", () => (down = null));
     canvas.addEventListener("pointerleave", () => this.hover(null, 0, 0));
     canvas.addEventListener(
       "wheel",
@@ -386,7 +395,8 @@ export class Picture {
 
   private hover(hit: Hit, x: number, y: number): void {
     const key = hit?.kind === "item" ? hit.drawn.item.key : null;
-    this.canvas.style.cursor = hit ? "pointer" : "grab";
+    const active = hit && (hit.kind === "values" || !hit.drawn.open || hit.header);
+    this.canvas.style.cursor = active ? "pointer" : "grab";
     if (key !== this.emphasis.hovered) {
       this.emphasis.hovered = key;
       this.draw();
