@@ -13,6 +13,7 @@ import onnx
 import pytest
 import torch
 from benchmarks.generated import write_graph
+from onnx import helper
 from torch import nn
 
 import modelexport
@@ -147,6 +148,8 @@ def test_an_edge_of_many_values(browser: Browser, tmp_path: Path) -> None:
     browser.button("text=20 more")
     browser.button("text=v49")
     assert browser.text("h2") == "v49"
+    assert "selected: value v49 float[2]" in browser.text("footer")
+    assert not browser.find("a")["open"]
     assert browser.problems() == []
 
 
@@ -501,6 +504,21 @@ OVERLAPS = """(() => {{
   }});
   return found;
 }})()"""
+
+
+def test_a_wide_picture_begins_at_its_inputs(browser: Browser, tmp_path: Path) -> None:
+    nodes, last = [helper.make_node("Relu", ["x"], ["v0"])], "v0"
+    for number in range(1, 3000):  # a chain that leans to one side
+        other = "x" if number % 10 == 0 else f"v{max(0, number - 3)}"
+        nodes.append(helper.make_node("Add", [last, other], [f"v{number}"]))
+        last = f"v{number}"
+    nodes.append(helper.make_node("Identity", [last], ["y"]))
+    browser.open(modelexport.view(write(tmp_path / "m.onnx", nodes)).path)
+    assert browser.evaluate(f"{PANE}.picture.scene.width") > 3000
+    browser.screenshot("wide")
+    at = browser.boxes()["i0.0"]
+    assert 270 < at["x"] < 1180
+    assert 0 < at["y"] < 900
 
 
 def test_a_hundred_thousand_nodes(browser: Browser, tmp_path: Path) -> None:

@@ -303,13 +303,10 @@ export class App {
   private showStatus(pane: Pane): void {
     if (pane !== this.active) return;
     const { picture, model } = pane;
-    const key = pane.selectedKey();
-    const index = key === null ? undefined : picture.scene.byKey.get(key);
-    const item = index === undefined ? null : picture.scene.drawn[index].item;
     const boxes = picture.scene.drawn.length - 1;
     const text = `${boxes.toLocaleString("en-US")} boxes for ${model.nodeCount.toLocaleString("en-US")} nodes`;
-    const selected = item ? `, selected: ${item.title} ${item.subtitle}` : "";
-    const line = visible(text + selected);
+    const name = pane.selectedName();
+    const line = name ? `${text}, selected: ${visible(name)}` : text;
     if (this.status.textContent !== line) this.status.textContent = line;
   }
 

@@ -49,9 +49,10 @@ export class Minimap {
     c.setTransform(ratio * zoom, 0, 0, ratio * zoom, x * ratio, y * ratio);
     c.fillStyle = style.getPropertyValue("--module");
     for (const d of scene.drawn) {
-      if (d.around < 0 || d.width * zoom < 1.5) continue;
+      // of a large picture only the outermost boxes can be seen
+      if (d.around < 0 || (d.depth > 1 && d.width * zoom < 1.5)) continue;
       c.globalAlpha = d.open ? 0.12 : 0.55;
-      c.fillRect(d.x, d.y, d.width, Math.max(d.height, 1 / zoom));
+      c.fillRect(d.x, d.y, Math.max(d.width, 1 / zoom), Math.max(d.height, 1 / zoom));
     }
     c.globalAlpha = 1;
     c.strokeStyle = style.getPropertyValue("--accent");

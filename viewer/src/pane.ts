@@ -78,7 +78,8 @@ export class Pane {
       model,
       this.picture.builder.contents,
       this.detailsElement,
-      (selection) => this.select(selection),
+      // another value of an edge lies where the one before did: keep the picture as it is
+      (selection) => this.select(selection, { reveal: selection.kind !== "value" || !selection.edge }),
       {
         isUnstacked: (box) => this.picture.unstacked.has(box),
         setUnstacked: (box, on) => this.setUnstacked(box, on),
@@ -188,6 +189,20 @@ export class Pane {
     if (producer >= 0) return picture.keyOf(model.boxOfNode(producer));
     const pill = picture.scene.drawn.find((d) => d.item.kind === "input" && d.item.subject === selection.value);
     return pill?.item.key ?? null;
+  }
+
+  /** What is selected, as a screen reader says it; empty if nothing is. */
+  selectedName(): string {
+    const { selection, picture, model } = this;
+    if (selection?.kind === "value") {
+      return `value ${model.valueNames[selection.value]} ${model.type(selection.value)}`;
+    }
+    const key = this.selectedKey();
+    const index = key === null ? undefined : picture.scene.byKey.get(key);
+    if (index === undefined) return "";
+    const { item, open } = picture.scene.drawn[index];
+    const state = item.canOpen ? (open ? ", open" : ", closed") : "";
+    return `${item.title} ${item.subtitle}${state}`;
   }
 
   /** Draw the selection: the box with its edges, or the way of a value up and down. */

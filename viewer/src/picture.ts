@@ -214,12 +214,26 @@ export class Picture {
     const zoom = Math.min(width / this.scene.width, height / this.scene.height, 1.25);
     const readable = Math.min(1, Math.max(0.55, width / this.scene.width));
     this.view.zoom = whole ? Math.max(zoom, SMALLEST) : Math.max(zoom, Math.min(readable, 1));
-    this.view.x = this.scene.width / 2 - width / 2 / this.view.zoom;
+    const fits = this.scene.width * this.view.zoom <= width;
+    const middle = fits ? this.scene.width / 2 : this.topMiddle();
+    this.view.x = middle - width / 2 / this.view.zoom;
     this.view.y =
       this.scene.height * this.view.zoom <= height
         ? this.scene.height / 2 - height / 2 / this.view.zoom
         : -8;
     this.draw();
+  }
+
+  /** The middle of the uppermost items, where a picture that is too wide for the window begins. */
+  private topMiddle(): number {
+    const { drawn, width } = this.scene;
+    const inside = drawn.filter((d) => d.around === 0);
+    const top = inside.reduce((least, d) => Math.min(least, d.y), Infinity);
+    const uppermost = inside.filter((d) => d.y <= top);
+    if (!uppermost.length) return width / 2;
+    const left = uppermost.reduce((least, d) => Math.min(least, d.x), Infinity);
+    const right = uppermost.reduce((most, d) => Math.max(most, d.x + d.width), -Infinity);
+    return (left + right) / 2;
   }
 
   /** Move so that an item is in view; zoom in if it is too small to read. */
