@@ -507,14 +507,17 @@ OVERLAPS = """(() => {{
 
 
 def test_a_wide_picture_begins_at_its_inputs(browser: Browser, tmp_path: Path) -> None:
-    nodes, last = [helper.make_node("Relu", ["x"], ["v0"])], "v0"
-    for number in range(1, 3000):  # a chain that leans to one side
-        other = "x" if number % 10 == 0 else f"v{max(0, number - 3)}"
+    values = [helper.make_tensor_value_info(name, 1, [2]) for name in ("x", "mask", "y")]
+    nodes, last = [], "x"
+    for number in range(3000):  # a chain that leans to one side
+        other = "mask" if number % 10 == 0 else f"v{number - 3}" if number > 3 else "x"
         nodes.append(helper.make_node("Add", [last, other], [f"v{number}"]))
         last = f"v{number}"
     nodes.append(helper.make_node("Identity", [last], ["y"]))
-    browser.open(modelexport.view(write(tmp_path / "m.onnx", nodes)).path)
-    assert browser.evaluate(f"{PANE}.picture.scene.width") > 3000
+    graph = helper.make_graph(nodes, "net", values[:2], values[2:])
+    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+    browser.open(modelexport.view(tmp_path / "m.onnx").path)
+    assert browser.evaluate(f"{PANE}.picture.scene.width") > 4000
     browser.screenshot("wide")
     at = browser.boxes()["i0.0"]
     assert 270 < at["x"] < 1180
