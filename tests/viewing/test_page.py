@@ -353,6 +353,28 @@ def test_overlay_colours(browser: Browser, tmp_path: Path) -> None:
     assert browser.color_at("0") == browser.color_at("2")
 
 
+def test_two_files_have_one_scale_of_colours(browser: Browser, tmp_path: Path) -> None:
+    nodes = [node("a", "Relu", ["x"], ["v"]), node("b", "Relu", ["v"], ["y"])]
+    path = write(tmp_path / "m.onnx", nodes)
+    other = write(tmp_path / "other.onnx", [node("b", "Relu", ["x"], ["y"])])
+    rows = [
+        {"module": name, "own_bytes": size, "own_nodes": 1}
+        for name, size in (("a", 15_600_000), ("b", 260_000))
+    ]
+    overlay = tmp_path / "sizes.json"
+    overlay.write_text(json.dumps({"by_operator": {}, "modules": rows}))
+    page = modelexport.view(path, tmp_path / "both.html", other=other, overlays=[overlay]).path
+    browser.open(page)
+    assert "15.9 MB" in browser.text(".legend")
+    shares = browser.evaluate(
+        """modelexportPage.inspect().panes.map(p =>
+             p.picture.scene.drawn.map(d => d.item.title === "b" ? p.overlay.heat(d.item) : null)
+               .filter(Boolean))"""
+    )
+    assert shares[0] == shares[1]
+    assert shares[0][0]["text"] == "260 KB"
+
+
 def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
     page = modelexport.view(export_hostile(tmp_path)).path
     browser.open(page)
@@ -412,6 +434,12 @@ def test_dark_and_narrow(browser: Browser, bert: Path) -> None:
     browser.screenshot("dark")
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == "rgb(24, 29, 40)"
+    width = browser.evaluate(f"{PANE}.picture.canvas.clientWidth")
+    assert width == 760  # the tree and the details are below
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    printed = browser.evaluate("document.querySelector('.print rect').getAttribute('fill')")
+    assert printed == "#fbfcfe"
+    browser.evaluate("dispatchEvent(new Event('afterprint'))")
     browser.button("summary")
     browser.button("text=light or dark")
     assert browser.evaluate("document.documentElement.dataset.theme") == "light"

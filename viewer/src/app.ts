@@ -3,6 +3,7 @@
 import { Model, type PageData } from "./data";
 import { button, clear, el, visible } from "./dom";
 import { type Aggregate, formatNumber, Overlay, type ScaleKind } from "./overlay";
+import { readTheme } from "./paint";
 import { type ChangedBy, Pane } from "./pane";
 import type { Hit } from "./picture";
 import { type Found, search } from "./search";
@@ -127,12 +128,13 @@ export class App {
     if (!keep && index >= 0) this.aggregate = this.data.overlays[index].aggregate;
     const aggregate = document.querySelector<HTMLSelectElement>("select.aggregate");
     if (aggregate && this.aggregate) aggregate.value = this.aggregate;
-    for (const pane of this.panes) {
-      const all = this.data.overlays.map(
-        (raw, i) => new Overlay(raw, pane.model, i === index && this.aggregate ? this.aggregate : raw.aggregate, this.scale),
-      );
-      pane.setOverlay(index < 0 ? null : all[index], all);
-    }
+    const aggregateOf = (i: number): Aggregate =>
+      i === index && this.aggregate ? this.aggregate : this.data.overlays[i].aggregate;
+    const all = this.panes.map((pane) =>
+      this.data.overlays.map((raw, i) => new Overlay(raw, pane.model, aggregateOf(i), this.scale)),
+    );
+    this.data.overlays.forEach((_, i) => Overlay.align(all.map((overlays) => overlays[i])));
+    this.panes.forEach((pane, p) => pane.setOverlay(index < 0 ? null : all[p][index], all[p]));
     this.showLegend();
   }
 
@@ -352,8 +354,15 @@ export class App {
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   }
 
+  /** Print the pictures in light colours, whatever the page has. */
   private beforePrint(): void {
-    document.body.append(el("div", { class: "print" }, ...this.panes.map((pane) => pane.picture.svg())));
+    const { dataset } = document.documentElement;
+    const chosen = dataset["theme"];
+    dataset["theme"] = "light";
+    const light = readTheme(document.body);
+    if (chosen === undefined) delete dataset["theme"];
+    else dataset["theme"] = chosen;
+    document.body.append(el("div", { class: "print" }, ...this.panes.map((pane) => pane.picture.svg(light))));
   }
 
   private toggleTheme(): void {

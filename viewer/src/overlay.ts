@@ -15,8 +15,9 @@ export type ScaleKind = "linear" | "log";
 export class Overlay {
   readonly values: Float64Array;
   readonly known: Uint8Array;
-  readonly least: number;
-  readonly most: number;
+  /** The ends of the scale. */
+  least: number;
+  most: number;
 
   constructor(
     readonly raw: RawOverlay,
@@ -40,6 +41,14 @@ export class Overlay {
     const positive = [...this.values].filter((v, m) => this.known[m] && v > 0 && Number.isFinite(v));
     this.most = positive.reduce((a, b) => Math.max(a, b), 0);
     this.least = positive.reduce((a, b) => Math.min(a, b), this.most);
+  }
+
+  /** Give the overlays of two models one scale, so that equal colours are equal numbers. */
+  static align(overlays: readonly Overlay[]): void {
+    const known = overlays.filter((overlay) => overlay.most > 0);
+    const most = known.reduce((a, b) => Math.max(a, b.most), 0);
+    const least = known.reduce((a, b) => Math.min(a, b.least), most);
+    for (const overlay of overlays) [overlay.least, overlay.most] = [least, most];
   }
 
   share(value: number): number {
@@ -88,12 +97,15 @@ const PREFIXES: [number, string][] = [
 
 export function formatNumber(value: number, unit = ""): string {
   if (!Number.isFinite(value)) return "∞";
-  const tail = unit ? ` ${unit}` : "";
-  if (unit === "ms" && value < 1) return `${trim(value * 1000)} µs`;
-  for (const [size, prefix] of PREFIXES) {
-    if (Math.abs(value) >= size) return `${trim(value / size)}${prefix}${tail}`;
-  }
-  return `${trim(value)}${tail}`;
+  if (unit === "ms") return formatTime(value);
+  const [size, prefix] = PREFIXES.find(([least]) => Math.abs(value) >= least) ?? [1, ""];
+  const number = trim(value / size);
+  return unit ? `${number} ${prefix}${unit}` : `${number}${prefix}`;
+}
+
+function formatTime(ms: number): string {
+  if (ms >= 1000) return `${trim(ms / 1000)} s`;
+  return ms > 0 && ms < 1 ? `${trim(ms * 1000)} µs` : `${trim(ms)} ms`;
 }
 
 function trim(value: number): string {

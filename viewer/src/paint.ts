@@ -447,11 +447,11 @@ export class SvgPainter implements Painter {
     const anchor = align === "center" ? "middle" : align === "right" ? "end" : "start";
     const element = this.add("text", {
       x,
-      y,
+      // many programs do not know dominant-baseline
+      y: y + 0.35 * HEIGHTS[font],
       fill: color,
       opacity: alpha,
       "text-anchor": anchor,
-      "dominant-baseline": "central",
       "font-size": HEIGHTS[font],
       "font-weight": SIZES[font].slice(0, 3),
       ...(halo ? { stroke: halo, "stroke-width": 3.5, "paint-order": "stroke", "stroke-linejoin": "round" } : {}),

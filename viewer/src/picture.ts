@@ -3,7 +3,7 @@
 import type { Item } from "./content";
 import type { Model } from "./data";
 import { CanvasPainter, distanceTo, type Emphasis, paint, readTheme, SvgPainter, type Theme } from "./paint";
-import { type Drawn, HEADER, type Rect, type Scene, SceneBuilder } from "./scene";
+import { type Drawn, type Font, HEADER, type Rect, type Scene, SceneBuilder } from "./scene";
 
 export type Hit =
   /** An item; of an open box, `header` says whether it is the line with its name. */
@@ -340,10 +340,11 @@ export class Picture {
     return { x: view.x, y: view.y, width: canvas.clientWidth / view.zoom, height: canvas.clientHeight / view.zoom };
   }
 
-  svg(): SVGSVGElement {
+  svg(theme = this.theme): SVGSVGElement {
     const { scene } = this;
-    const painter = new SvgPainter(scene, this.theme.background, (text, font) => this.painter.measure(text, font));
-    paint(scene, painter, scene, 1, this.theme, this.emphasis);
+    const measure = (text: string, font: Font): number => this.painter.measure(text, font);
+    const painter = new SvgPainter(scene, theme.background, measure);
+    paint(scene, painter, scene, 1, theme, this.emphasis);
     return painter.svg;
   }
 
