@@ -73,6 +73,10 @@ class Browser:
     def evaluate(self, code: str) -> Any:
         return self._send("evaluate", code=code)
 
+    def evaluate_in_frame(self, code: str) -> Any:
+        """Evaluate code in the page of the first frame, once it is drawn."""
+        return self._send("evaluate_in_frame", code=code)
+
     def press(self, *keys: str) -> None:
         for key in keys:
             self._send("press", key=key)

@@ -468,6 +468,31 @@ def test_two_files_side_by_side(browser: Browser, tmp_path: Path) -> None:
     assert browser.problems() == []
 
 
+def test_in_a_notebook(browser: Browser, tmp_path: Path) -> None:
+    path, _, _ = export("bert", "fx", tmp_path)
+    shown = modelexport.view(path)._repr_html_()
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(
+        f'<!doctype html><meta charset="utf-8"><p id="cell" data-ready="1">cell</p>{shown}'
+    )
+    browser.open(notebook, ready="#cell")
+    where = """(() => { const p = modelexportPage.inspect().panes[0].picture; p.fit(true);
+      const d = p.scene.drawn.find(d => d.item.title === "encoder");
+      const at = p.canvas.getBoundingClientRect();
+      return { open: d.open, x: at.x + (d.x + 30 - p.view.x) * p.view.zoom,
+               y: at.y + (d.y + 12 - p.view.y) * p.view.zoom }; })()"""
+    before = browser.evaluate_in_frame(where)
+    frame = browser.evaluate("document.querySelector('iframe').getBoundingClientRect().toJSON()")
+    browser.click_at(frame["x"] + 1 + before["x"], frame["y"] + 1 + before["y"])
+    browser.screenshot("notebook")
+    assert browser.evaluate_in_frame(where)["open"] != before["open"]
+    assert browser.evaluate_in_frame("document.querySelector('h2').textContent") == "encoder"
+    assert "encoder" in browser.evaluate_in_frame("location.hash")
+    browser.evaluate_in_frame("document.querySelector('.copy').click()")
+    browser.evaluate_in_frame("new Promise(done => setTimeout(done, 100))")
+    assert [p for p in browser.problems() if not p.startswith("request: about:")] == []
+
+
 PICTURES = (
     *((name, "fx") for name in ("bert", "llama", "t5", "swin", "resnet", "sixty_levels")),
     *(("conditional_bodies", "fx"), ("swin", "htp"), ("block_three_times", "htp")),
