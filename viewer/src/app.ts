@@ -1,12 +1,13 @@
 /** The page around the pictures: search, colours, breadcrumbs, links, help. */
 
 import { Model, type PageData } from "./data";
-import { button, clear, el, visible } from "./dom";
+import { button, clear, el, formatCount, visible } from "./dom";
 import { type Aggregate, formatNumber, Overlay, type ScaleKind } from "./overlay";
 import { readTheme } from "./paint";
 import { type ChangedBy, Pane } from "./pane";
-import type { Hit } from "./picture";
+import type { Hit, Picture } from "./picture";
 import { type Found, search } from "./search";
+import { SearchBox } from "./searchbox";
 
 const HELP: [string, string][] = [
   ["click", "open a box, or close it by its name; select an operator or an edge"],
@@ -33,6 +34,11 @@ export class App {
   private readonly left = el("aside", { class: "left", "aria-label": "module tree" });
   private readonly right = el("aside", { class: "right", "aria-label": "details" });
   private readonly legend = el("div", { class: "legend", hidden: true });
+  private readonly search = new SearchBox(
+    (query) => search(this.active.model, query),
+    (entry) => this.goTo(entry),
+    () => this.active.picture.canvas.focus(),
+  );
   private overlayIndex = -1;
   private aggregate: Aggregate | null = null;
   private scale: ScaleKind = "linear";
@@ -45,7 +51,15 @@ export class App {
     root: HTMLElement,
   ) {
     const middle = el("main", { class: "panes" });
-    root.append(this.header(), this.left, el("div", { class: "middle" }, el("div", { class: "above" }, this.crumbs, this.legend), middle), this.right, this.status, this.tip);
+    const above = el("div", { class: "above" }, this.crumbs, this.legend);
+    root.append(
+      this.header(),
+      this.left,
+      el("div", { class: "middle" }, above, middle),
+      this.right,
+      this.status,
+      this.tip,
+    );
     this.panes = data.models.map(
       (raw) =>
         new Pane(
@@ -76,14 +90,21 @@ export class App {
   }
 
   private header(): HTMLElement {
-    const depths = el("span", { class: "group", role: "group", "aria-label": "depth" }, el("span", { class: "label" }, "depth"));
-    for (const depth of [1, 2, 3, 4]) depths.append(button(String(depth), () => this.openToDepth(depth), { title: `open modules to depth ${depth}` }));
+    const depths = el(
+      "span",
+      { class: "group", role: "group", "aria-label": "depth" },
+      el("span", { class: "label" }, "depth"),
+    );
+    for (const depth of [1, 2, 3, 4]) {
+      const title = `open modules to depth ${depth}`;
+      depths.append(button(String(depth), () => this.openToDepth(depth), { title }));
+    }
     depths.append(button("all", () => this.openToDepth(Infinity), { title: "open everything" }));
     const more = el("details", { class: "menu" }, el("summary", { title: "more" }, "☰ more"));
     const menu = el("div", { class: "menu-items" });
     menu.append(
-      this.check("modules without nodes", (on) => this.panes.forEach((p) => p.rebuild(() => (p.picture.showEmpty = on)))),
-      this.check("repeated modules one by one", (on) => this.panes.forEach((p) => p.rebuild(() => (p.picture.allUnstacked = on)))),
+      this.check("modules without nodes", (picture, on) => (picture.showEmpty = on)),
+      this.check("repeated modules one by one", (picture, on) => (picture.allUnstacked = on)),
       button("save as SVG", () => this.saveSvg()),
       button("print", () => print()),
       button("light or dark", () => this.toggleTheme()),
@@ -93,12 +114,16 @@ export class App {
     addEventListener("pointerdown", (event) => {
       if (!more.contains(event.target as Node)) more.open = false;
     });
-    return el("header", {}, el("strong", { class: "brand" }, "modelexport"), this.searchBox(), depths, this.colors(), more);
+    const brand = el("strong", { class: "brand" }, "modelexport");
+    return el("header", {}, brand, this.search.element, depths, this.colors(), more);
   }
 
-  private check(text: string, change: (on: boolean) => void): HTMLElement {
+  /** A check box that changes all pictures. */
+  private check(text: string, change: (picture: Picture, on: boolean) => void): HTMLElement {
     const box = el("input", { type: "checkbox" });
-    box.addEventListener("change", () => change(box.checked));
+    box.addEventListener("change", () => {
+      for (const pane of this.panes) pane.rebuild(() => change(pane.picture, box.checked));
+    });
     return el("label", { class: "check" }, box, text);
   }
 
@@ -106,15 +131,19 @@ export class App {
     const group = el("span", { class: "group colors" });
     if (!this.data.overlays.length) return group;
     const select = el("select", { "aria-label": "colour" }, el("option", { value: -1 }, "no colour"));
-    this.data.overlays.forEach((overlay, i) => select.append(el("option", { value: i }, visible(overlay.name))));
+    this.data.overlays.forEach((overlay, i) => {
+      select.append(el("option", { value: i }, visible(overlay.name)));
+    });
     select.value = "0";
     select.addEventListener("change", () => this.showOverlay(Number(select.value)));
-    const scale = el("select", { "aria-label": "scale" }, el("option", {}, "linear"), el("option", {}, "log"));
+    const options = (...texts: string[]): HTMLElement[] => texts.map((text) => el("option", {}, text));
+    const scale = el("select", { "aria-label": "scale" }, ...options("linear", "log"));
     scale.addEventListener("change", () => {
       this.scale = scale.value as ScaleKind;
       this.showOverlay(this.overlayIndex, true);
     });
-    const aggregate = el("select", { "aria-label": "over modules", class: "aggregate" }, el("option", {}, "sum"), el("option", {}, "max"));
+    const attributes = { "aria-label": "over modules", class: "aggregate" };
+    const aggregate = el("select", attributes, ...options("sum", "max"));
     aggregate.addEventListener("change", () => {
       this.aggregate = aggregate.value as Aggregate;
       this.showOverlay(this.overlayIndex, true);
@@ -144,13 +173,14 @@ export class App {
     const marks = this.panes.some((pane) => Object.keys(pane.model.raw.marks).length);
     this.legend.hidden = !overlay && !marks;
     if (overlay) {
+      const combined = overlay.aggregate === "sum" ? "sum over" : "maximum of";
       const low = overlay.scale === "log" ? overlay.text(overlay.least) : formatNumber(0, overlay.raw.unit);
       this.legend.append(
         el("span", {}, visible(overlay.raw.name)),
         el("span", { class: "note" }, low),
         el("span", { class: "ramp" }),
         el("span", { class: "note" }, overlay.text(overlay.most)),
-        el("span", { class: "note" }, `${overlay.aggregate === "sum" ? "sum over" : "maximum of"} submodules, ${overlay.scale}`),
+        el("span", { class: "note" }, `${combined} submodules, ${overlay.scale}`),
       );
     }
     if (marks) {
@@ -158,84 +188,6 @@ export class App {
         this.legend.append(el("span", { class: `swatch ${mark}` }), el("span", { class: "note" }, mark));
       }
     }
-  }
-
-  private searchBox(): HTMLElement {
-    const input = el("input", {
-      type: "search",
-      placeholder: "Search modules, operators, values, shapes ( / )",
-      "aria-label": "search",
-      role: "combobox",
-      "aria-expanded": "false",
-      "aria-controls": "results",
-      autocomplete: "off",
-      spellcheck: "false",
-    });
-    const list = el("ul", { id: "results", role: "listbox", class: "results", hidden: true });
-    let found: Found[] = [];
-    let at = 0;
-    const mark = (): void => {
-      [...list.querySelectorAll<HTMLElement>("[role=option]")].forEach((row, i) => {
-        row.setAttribute("aria-selected", String(i === at));
-        if (i === at) {
-          row.scrollIntoView({ block: "nearest" });
-          input.setAttribute("aria-activedescendant", row.id);
-        }
-      });
-    };
-    const hide = (): void => {
-      list.hidden = true;
-      input.setAttribute("aria-expanded", "false");
-    };
-    const choose = (i: number): void => {
-      const entry = found[i];
-      if (!entry) return;
-      hide();
-      this.goTo(entry);
-      this.active.picture.canvas.focus();
-    };
-    const update = (): void => {
-      const result = search(this.active.model, input.value);
-      found = result.found;
-      at = 0;
-      clear(list);
-      found.forEach((entry, i) => {
-        const row = el(
-          "li",
-          { role: "option", id: `result-${i}` },
-          el("span", { class: "kind" }, entry.kind),
-          el("span", { class: "name" }, visible(entry.text)),
-          el("span", { class: "note" }, visible(entry.note)),
-        );
-        row.addEventListener("pointerdown", (event) => {
-          event.preventDefault();
-          choose(i);
-        });
-        list.append(row);
-      });
-      const text = input.value.trim() && !found.length ? "nothing found" : result.total > found.length ? `${result.total} found, the best are shown` : "";
-      if (text) list.append(el("li", { class: "note" }, text));
-      list.hidden = !input.value.trim();
-      input.setAttribute("aria-expanded", String(!list.hidden));
-      mark();
-    };
-    input.addEventListener("input", update);
-    input.addEventListener("focus", () => input.value.trim() && update());
-    input.addEventListener("blur", hide);
-    input.addEventListener("keydown", (event) => {
-      if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-        at = (at + (event.key === "ArrowDown" ? 1 : -1) + found.length) % Math.max(1, found.length);
-        mark();
-        event.preventDefault();
-      } else if (event.key === "Enter") choose(at);
-      else if (event.key === "Escape") {
-        input.value = "";
-        hide();
-        this.active.picture.canvas.focus();
-      }
-      event.stopPropagation();
-    });
-    return el("span", { class: "search" }, input, list);
   }
 
   private goTo(entry: Found): void {
@@ -259,6 +211,7 @@ export class App {
     this.activate(pane);
     for (const other of this.panes) if (other !== pane) this.follow(pane, other);
     this.showCrumbs();
+    this.showStatus(pane);
     clearTimeout(this.pendingLink);
     if (by === "arrow key") this.pendingLink = setTimeout(() => this.writeLink(pane), KEY_REST);
     else this.writeLink(pane);
@@ -306,7 +259,7 @@ export class App {
     if (pane !== this.active) return;
     const { picture, model } = pane;
     const boxes = picture.scene.drawn.length - 1;
-    const text = `${boxes.toLocaleString("en-US")} boxes for ${model.nodeCount.toLocaleString("en-US")} nodes`;
+    const text = `${formatCount(boxes)} boxes for ${formatCount(model.nodeCount)} nodes`;
     const name = pane.selectedName();
     const line = name ? `${text}, selected: ${visible(name)}` : text;
     if (this.status.textContent !== line) this.status.textContent = line;
@@ -316,16 +269,20 @@ export class App {
     const { model } = pane;
     const lines: string[] = [];
     if (hit?.kind === "values") {
-      for (const value of hit.values.slice(0, 6)) lines.push(`${model.valueNames[value]}  ${model.type(value)}`);
+      for (const value of hit.values.slice(0, 6)) {
+        lines.push(`${model.valueNames[value]}  ${model.type(value)}`);
+      }
       if (hit.values.length > 6) lines.push(`and ${hit.values.length - 6} more`);
     } else if (hit) {
       const { item } = hit.drawn;
       const heat = pane.overlay?.heat(item);
-      if (item.kind === "input" || item.kind === "output") lines.push(`${item.kind} ${model.valueNames[item.subject]}`, model.type(item.subject));
-      else if (item.boxes.length && !hit.drawn.open) {
-        const module = model.moduleOf(item.boxes[0]);
+      if (item.kind === "input" || item.kind === "output") {
+        lines.push(`${item.kind} ${model.valueNames[item.subject]}`, model.type(item.subject));
+      } else if (item.boxes.length && !hit.drawn.open) {
+        const box = item.boxes[0];
+        const module = model.moduleOf(box);
         lines.push(module >= 0 ? model.modulePaths[module] || "(root)" : item.title);
-        lines.push(item.kind === "operator" ? model.op(item.boxes[0] - model.groupCount) : model.className(module));
+        lines.push(model.isNode(box) ? model.op(box - model.groupCount) : model.className(module));
         const nodes = item.boxes.reduce((sum, box) => sum + model.nodesIn(box).length, 0);
         if (item.kind !== "operator") lines.push(`${nodes} ${nodes === 1 ? "node" : "nodes"}`);
       }
@@ -343,7 +300,8 @@ export class App {
   private openToDepth(depth: number): void {
     let complete = true;
     for (const pane of this.panes) complete = pane.openToDepth(depth) && complete;
-    if (!complete) this.status.textContent = "Too many boxes to open all of them: open further ones by a click.";
+    if (complete) return;
+    this.status.textContent = "Too many boxes to open all of them: open further ones by a click.";
   }
 
   private saveSvg(): void {
@@ -367,7 +325,8 @@ export class App {
 
   private toggleTheme(): void {
     const { dataset } = document.documentElement;
-    const dark = dataset["theme"] ? dataset["theme"] === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    const preferred = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    const dark = (dataset["theme"] ?? preferred) === "dark";
     dataset["theme"] = dark ? "light" : "dark";
     this.refreshTheme();
   }
@@ -390,7 +349,7 @@ export class App {
     const target = event.target as HTMLElement;
     if (event.ctrlKey || event.metaKey || event.altKey || target.matches("input, select, textarea")) return;
     if (event.key === "/") {
-      document.querySelector<HTMLInputElement>("input[type=search]")?.focus();
+      this.search.input.focus();
       event.preventDefault();
     } else if (event.key === "?") this.showHelp();
   }

@@ -56,7 +56,7 @@ const MOST_CHIPS = 3;
 const LONGEST_TITLE = 48;
 const LONGEST_SHAPE = 40;
 
-/** Tells repeated structure: boxes with equal numbers have equal classes, names and operators. */
+/** Numbers structures: boxes with equal numbers have equal classes, names and operators. */
 export class Shapes {
   private readonly known = new Map<number, number>();
   private readonly ids = new Map<string, number>();
@@ -89,8 +89,12 @@ export class ContentBuilder {
   private readonly itemOf: Int32Array;
   /** For each node 0 if it was not asked for, 1 if it is drawn as a box, 2 if in its consumers. */
   private readonly folding: Uint8Array;
+  /** The boxes of all graphs in the order of `enter`, so that those in a box are neighbours. */
+  private readonly graphBoxes: number[];
 
   constructor(private readonly model: Model) {
+    const boxes = model.raw.graphs.map((graph) => graph.box);
+    this.graphBoxes = boxes.sort((a, b) => model.enter[a] - model.enter[b]);
     this.shapes = new Shapes(model);
     this.itemOf = new Int32Array(model.nodeCount);
     this.folding = new Uint8Array(model.nodeCount);
@@ -101,7 +105,7 @@ export class ContentBuilder {
     const single = members.map((inner) => [inner]);
     let groups = single;
     if (!choices.isUnstacked(box)) {
-      const runs = this.runs(box, members, choices);
+      const runs = this.runs(members, choices);
       if (runs.length) groups = this.contract(box, members, runs);
     }
     const items = groups.map((boxes) => this.item(boxes));
@@ -139,7 +143,7 @@ export class ContentBuilder {
   }
 
   /** Runs of closed members whose names are consecutive numbers and that have equal structure. */
-  private runs(box: number, members: number[], choices: Choices): number[][] {
+  private runs(members: number[], choices: Choices): number[][] {
     const { model } = this;
     const runs: number[][] = [];
     const last = new Map<string, { run: number[]; number: number; shape: number }>();
@@ -164,7 +168,7 @@ export class ContentBuilder {
         last.set(prefix, { run, number, shape });
       }
     }
-    return box < 0 ? [] : runs.filter((run) => run.length >= LEAST_STACK);
+    return runs.filter((run) => run.length >= LEAST_STACK);
   }
 
   /** Draw runs as stacks, unless other members lie on a way out of the stack and back into it. */
@@ -368,7 +372,8 @@ export class ContentBuilder {
         known.leaves = true;
       }
     }
-    return finish(items, links, own < 0 ? [] : [...model.inputs.of(own)], own < 0 ? [] : [...model.outputs.of(own)], model);
+    const [inputs, outputs] = own < 0 ? [[], []] : [model.inputs.of(own), model.outputs.of(own)];
+    return finish(items, links, [...inputs], [...outputs], model);
   }
 
   private addPills(box: number, items: Item[]): { inputs: Map<number, number>; outputs: [number, number][] } {
@@ -397,7 +402,17 @@ export class ContentBuilder {
 
   /** The nested graphs inside a box, by their boxes. */
   private graphsIn(box: number): number[] {
-    return this.model.raw.graphs.map((graph) => graph.box).filter((g) => this.model.isInside(g, box));
+    const { enter, exit } = this.model;
+    let low = 0;
+    let high = this.graphBoxes.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (enter[this.graphBoxes[middle]] < enter[box]) low = middle + 1;
+      else high = middle;
+    }
+    let end = low;
+    while (end < this.graphBoxes.length && enter[this.graphBoxes[end]] < exit[box]) end++;
+    return this.graphBoxes.slice(low, end);
   }
 }
 

@@ -17,7 +17,11 @@ export function el<K extends keyof HTMLElementTagNameMap>(
 }
 
 /** A button with a text and an action. */
-export function button(text: string, action: () => void, attributes: Record<string, string> = {}): HTMLButtonElement {
+export function button(
+  text: string,
+  action: () => void,
+  attributes: Record<string, string> = {},
+): HTMLButtonElement {
   const element = el("button", { type: "button", ...attributes }, visible(text));
   element.addEventListener("click", action);
   return element;
@@ -32,6 +36,10 @@ export function visible(text: string): string {
     /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\ufffe\uffff]/gu,
     (c) => `\\u${c.codePointAt(0)!.toString(16).padStart(4, "0")}`,
   );
+}
+
+export function formatCount(count: number): string {
+  return count.toLocaleString("en-US");
 }
 
 export function clear(element: Element): void {

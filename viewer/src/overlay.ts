@@ -63,6 +63,11 @@ export class Overlay {
     return formatNumber(value, this.raw.unit);
   }
 
+  /** The number of a module as text; empty if it has none. */
+  textOf(module: number): string {
+    return this.known[module] ? this.text(this.values[module]) : "";
+  }
+
   /** The colour and the text of an item; a stack has the colour of its greatest member. */
   heat(item: Item): Heat | null {
     const values: number[] = [];

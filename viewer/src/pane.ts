@@ -3,11 +3,12 @@
 import type { Item } from "./content";
 import type { Mark, Model } from "./data";
 import { Details } from "./details";
-import { el } from "./dom";
+import { el, visible } from "./dom";
 import { readLink, type Selection, shownOpen, writeLink } from "./link";
 import { Minimap } from "./minimap";
 import { Overlay } from "./overlay";
 import { type Hit, Picture } from "./picture";
+import type { Drawn } from "./scene";
 import { Tree } from "./tree";
 
 export type ChangedBy = "choice" | "arrow key";
@@ -55,10 +56,13 @@ export class Pane {
       class: "picture",
       tabindex: 0,
       role: "application",
-      "aria-label": `picture of ${model.file}; arrow keys move between boxes, Enter opens and closes one, Escape goes to the box around it`,
+      "aria-label":
+        `picture of ${model.file}; arrow keys move between boxes, ` +
+        "Enter opens and closes one, Escape goes to the box around it",
     });
     const small = el("canvas", { class: "minimap", "aria-hidden": "true" });
-    this.element = el("section", { class: "pane" }, canvas, small, showName ? el("div", { class: "pane-name" }, model.file) : null);
+    const name = showName ? el("div", { class: "pane-name" }, visible(model.file)) : null;
+    this.element = el("section", { class: "pane" }, canvas, small, name);
     container.append(this.element);
     this.picture = new Picture(model, canvas, {
       onClick: (hit) => this.onClick(hit),
@@ -70,10 +74,7 @@ export class Pane {
     });
     this.minimap = new Minimap(this.picture, small);
     this.nodeCounts = model.nodeCounts();
-    this.tree = new Tree(model, this.treeElement, {
-      onSelect: (module) => this.selectModule(module),
-      onToggle: () => undefined,
-    });
+    this.tree = new Tree(model, this.treeElement, (module) => this.selectModule(module));
     this.details = new Details(
       model,
       this.picture.builder.contents,
@@ -111,8 +112,11 @@ export class Pane {
     const total = nodeCounts[0] || 1;
     this.tree.setShares(
       overlay
-        ? { share: (m) => overlay.share(overlay.values[m]), text: (m) => (overlay.known[m] ? overlay.text(overlay.values[m]) : "") }
-        : { share: (m) => nodeCounts[m] / total, text: (m) => `${nodeCounts[m]} of ${model.nodeCount} nodes` },
+        ? { share: (m) => overlay.share(overlay.values[m]), text: (m) => overlay.textOf(m) }
+        : {
+            share: (m) => nodeCounts[m] / total,
+            text: (m) => `${nodeCounts[m]} of ${model.nodeCount} nodes`,
+          },
     );
   }
 
@@ -183,12 +187,13 @@ export class Pane {
     const { selection, picture, model } = this;
     if (!selection) return null;
     if (selection.kind === "box") return picture.keyOf(selection.box);
-    if (selection.kind === "stack") return `s${selection.boxes[0]}-${selection.boxes[selection.boxes.length - 1]}`;
+    if (selection.kind === "stack") return picture.keyOf(selection.boxes[0]);
     if (selection.kind === "module") return `e${selection.module}`;
     const producer = model.producer[selection.value];
     if (producer >= 0) return picture.keyOf(model.boxOfNode(producer));
-    const pill = picture.scene.drawn.find((d) => d.item.kind === "input" && d.item.subject === selection.value);
-    return pill?.item.key ?? null;
+    const { value } = selection;
+    const isPill = ({ item }: Drawn): boolean => item.kind === "input" && item.subject === value;
+    return picture.scene.drawn.find(isPill)?.item.key ?? null;
   }
 
   /** What is selected, as a screen reader says it; empty if nothing is. */
@@ -218,7 +223,8 @@ export class Pane {
       const lit = new Set<string>();
       for (const { item } of picture.scene.drawn) {
         const inside = item.boxes.some((box) => model.nodesIn(box).some((n) => nodes[n] === 1));
-        if (inside || (item.subject >= 0 && item.kind !== "empty" && values.has(item.subject))) lit.add(item.key);
+        const isPill = item.kind === "input" || item.kind === "output";
+        if (inside || (isPill && values.has(item.subject))) lit.add(item.key);
       }
       emphasis.lit = lit;
     } else if (selection && selection.kind !== "module") {

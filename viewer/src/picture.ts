@@ -245,7 +245,10 @@ export class Picture {
     this.view.zoom = Math.max(this.view.zoom, 0.6);
     const { x, y, zoom } = this.view;
     const inside =
-      d.x >= x && d.y >= y && d.x + d.width <= x + width / zoom && d.y + Math.min(d.height, 60) <= y + height / zoom;
+      d.x >= x &&
+      d.y >= y &&
+      d.x + d.width <= x + width / zoom &&
+      d.y + Math.min(d.height, 60) <= y + height / zoom;
     if (!inside) {
       this.view.x = d.x + d.width / 2 - width / 2 / zoom;
       this.view.y = d.height * zoom > height * 0.8 ? d.y - 20 / zoom : d.y + d.height / 2 - height / 2 / zoom;
@@ -322,11 +325,8 @@ export class Picture {
     const moving = this.previous !== null;
     this.drawnCount = paint(
       this.scene,
-      this.painter,
       this.visible(),
-      view.zoom,
-      theme,
-      this.emphasis,
+      { painter: this.painter, zoom: view.zoom, theme, emphasis: this.emphasis },
       moving ? (d) => this.rectNow(d) : undefined,
       moving ? t : 1,
     );
@@ -336,15 +336,16 @@ export class Picture {
   }
 
   visible(): Rect {
-    const { view, canvas } = this;
-    return { x: view.x, y: view.y, width: canvas.clientWidth / view.zoom, height: canvas.clientHeight / view.zoom };
+    const { x, y, zoom } = this.view;
+    const { clientWidth, clientHeight } = this.canvas;
+    return { x, y, width: clientWidth / zoom, height: clientHeight / zoom };
   }
 
   svg(theme = this.theme): SVGSVGElement {
     const { scene } = this;
     const measure = (text: string, font: Font): number => this.painter.measure(text, font);
     const painter = new SvgPainter(scene, theme.background, measure);
-    paint(scene, painter, scene, 1, theme, this.emphasis);
+    paint(scene, scene, { painter, zoom: 1, theme, emphasis: this.emphasis });
     return painter.svg;
   }
 

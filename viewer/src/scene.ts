@@ -287,6 +287,10 @@ export class SceneBuilder {
   }
 }
 
+function overlap(a: Rect, b: Rect): boolean {
+  return a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
+}
+
 const ROW = 64;
 
 /** Rectangles by the rows that they touch, to find overlaps quickly. */
@@ -308,7 +312,7 @@ class Rows {
   overlaps(rect: Rect): boolean {
     for (let row = Math.floor(rect.y / ROW); row <= Math.floor((rect.y + rect.height) / ROW); row++) {
       for (const other of this.rows.get(row) ?? []) {
-        if (rect.x < other.x + other.width && other.x < rect.x + rect.width && rect.y < other.y + other.height && other.y < rect.y + rect.height) return true;
+        if (overlap(rect, other)) return true;
       }
     }
     return false;
