@@ -473,9 +473,18 @@ def test_in_a_notebook(browser: Browser, tmp_path: Path) -> None:
     shown = modelexport.view(path)._repr_html_()
     notebook = tmp_path / "notebook.html"
     notebook.write_text(
-        f'<!doctype html><meta charset="utf-8"><p id="cell" data-ready="1">cell</p>{shown}'
+        f'<!doctype html><meta charset="utf-8"><p id="cell" data-ready="1">cell</p>'
+        f'<div id="out" style="display: none">{shown}</div>'
     )
     browser.open(notebook, ready="#cell")
+    browser.evaluate_in_frame("1")  # drawn before it is shown
+    browser.evaluate("document.querySelector('#out').style.display = ''")
+    middle = """new Promise(done => { const look = () => {
+      const { view, scene, canvas } = modelexportPage.inspect().panes[0].picture;
+      const left = (scene.width / 2 - view.x) * view.zoom;
+      if (canvas.clientWidth && Math.abs(left - canvas.clientWidth / 2) < 2) done(true);
+      else setTimeout(look, 20); }; look(); })"""
+    assert browser.evaluate_in_frame(middle)
     where = """(() => { const p = modelexportPage.inspect().panes[0].picture; p.fit(true);
       const d = p.scene.drawn.find(d => d.item.title === "encoder");
       const at = p.canvas.getBoundingClientRect();

@@ -111,6 +111,9 @@ export class App {
       button("help", () => this.showHelp()),
     );
     more.append(menu);
+    more.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") more.open = false;
+    });
     addEventListener("pointerdown", (event) => {
       if (!more.contains(event.target as Node)) more.open = false;
     });

@@ -66,7 +66,14 @@ export class Picture {
     this.openFirst();
     this.layOut();
     this.listen();
-    new ResizeObserver(() => this.draw()).observe(canvas);
+    let hidden = canvas.clientWidth === 0;
+    new ResizeObserver(() => {
+      // a page that was loaded in a hidden frame has no size until it is shown
+      if (hidden && canvas.clientWidth > 0) {
+        hidden = false;
+        this.fit();
+      } else this.draw();
+    }).observe(canvas);
   }
 
   /** Open modules level by level while the picture is easy to read; then one that shows more. */

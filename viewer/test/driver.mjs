@@ -46,7 +46,7 @@ const commands = {
   evaluate: async ({ code }) => (await page.evaluate(code)) ?? null,
   async evaluate_in_frame({ code }) {
     const frame = page.frames()[1];
-    await frame.waitForSelector("#app[data-ready]", { timeout: 60000 });
+    await frame.waitForSelector("#app[data-ready]", { state: "attached", timeout: 60000 });
     return (await frame.evaluate(code)) ?? null;
   },
   click: async ({ x, y }) => page.mouse.click(x, y),
