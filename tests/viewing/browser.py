@@ -73,6 +73,10 @@ class Browser:
     def evaluate(self, code: str) -> Any:
         return self._send("evaluate", code=code)
 
+    def evaluate_in_frame(self, code: str) -> Any:
+        """Evaluate code in the page of the first frame, once it is drawn."""
+        return self._send("evaluate_in_frame", code=code)
+
     def press(self, *keys: str) -> None:
         for key in keys:
             self._send("press", key=key)
@@ -129,8 +133,11 @@ class Browser:
         box = self.find(title, pane)
         y = box["y"] + (14 if box["open"] else box["height"] / 2)
         x = box["x"] + (24 if box["open"] else box["width"] / 2)
-        self._send("click", x=x, y=y)
+        self.click_at(x, y)
         return box
+
+    def click_at(self, x: float, y: float) -> None:
+        self._send("click", x=x, y=y)
 
     def color_at(self, title: str) -> tuple[int, int, int]:
         """Return the colour of a closed box near its upper left corner."""

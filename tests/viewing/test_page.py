@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+import onnx
 import pytest
 import torch
 from benchmarks.generated import write_graph
+from onnx import helper
 from torch import nn
 
 import modelexport
 from exports import export
 from retag.tools import apply
 from viewing.browser import VIEWER, Browser, missing
+from viewing.handmade import node, write
 from viewing.pages import FRAMES, PageModel, Picture, read_page
 from viewing.test_page_data import Hostile, export_hostile
 
@@ -78,6 +81,15 @@ def test_a_click_opens_and_closes_in_place(browser: Browser, bert: Path) -> None
     assert browser.problems() == []
 
 
+def test_only_changes_move(browser: Browser, bert: Path) -> None:
+    browser.open(bert, motion=True)
+    moving = f"{PANE}.picture.previous !== null"
+    assert not browser.evaluate(moving)
+    at = browser.click("encoder")
+    assert browser.evaluate(f"new Promise(done => setTimeout(() => done({moving}), 1000))") is False
+    assert browser.find("encoder")["y"] == pytest.approx(at["y"], abs=1)
+
+
 def test_initializers_and_single_operators(browser: Browser, bert: Path) -> None:
     browser.open(bert, "#open=m:embeddings")
     norm = browser.find("LayerNorm")
@@ -105,6 +117,50 @@ def test_repeated_modules_are_one_stack(browser: Browser, tower: Path) -> None:
     browser.button("summary")
     browser.button("text=repeated modules one by one")
     assert {str(number) for number in range(12)} <= set(browser.titles())
+
+
+def test_a_stack_is_drawn_one_by_one_and_again_as_one(browser: Browser, tower: Path) -> None:
+    browser.open(tower, "#open=m:0")
+    browser.evaluate(
+        f"""(() => {{ const p = {PANE};
+          const stack = p.picture.scene.drawn.find(d => d.item.kind === "stack").item;
+          p.select({{ kind: "stack", boxes: stack.boxes }}, {{ reveal: false }}); }})()"""
+    )
+    browser.button("text=draw them one by one")
+    assert {str(number) for number in range(12)} <= set(browser.titles())
+    browser.button("text=draw repeated modules as one")
+    assert "0 … 11 × 12" in browser.titles()
+
+
+def test_an_edge_of_many_values(browser: Browser, tmp_path: Path) -> None:
+    count = 50
+    nodes = [node("a", "Relu", ["x"], [f"v{i}"]) for i in range(count)]
+    nodes.append(node("b", "Sum", [f"v{i}" for i in range(count)], ["s"]))
+    nodes.append(node("b", "Relu", ["s"], ["y"]))
+    browser.open(modelexport.view(write(tmp_path / "m.onnx", nodes)).path, "#open=")
+    above, below = browser.find("a"), browser.find("b")
+    x = below["x"] + below["width"] / 2
+    browser.click_at(x, (above["y"] + above["height"] + below["y"]) / 2)
+    browser.screenshot("edge-of-many-values")
+    assert browser.text("h2") == "v0"
+    assert "50 values on this edge" in browser.text(".details")
+    assert "v49" not in browser.text(".details")
+    browser.button("text=20 more")
+    browser.button("text=v49")
+    assert browser.text("h2") == "v49"
+    assert "selected: value v49 float[2]" in browser.text("footer")
+    assert not browser.find("a")["open"]
+    assert browser.problems() == []
+
+
+def test_a_click_inside_an_open_box_selects_it(browser: Browser, bert: Path) -> None:
+    browser.open(bert, "#open=m:embeddings")
+    box = browser.find("embeddings")
+    browser.click_at(box["x"] + 6, box["y"] + box["height"] - 6)
+    assert browser.text("h2") == "embeddings"
+    assert browser.find("embeddings")["open"]
+    browser.click("embeddings")
+    assert not browser.find("embeddings")["open"]
 
 
 def test_modules_without_nodes_are_dashed_where_wanted(browser: Browser, tower: Path) -> None:
@@ -160,6 +216,56 @@ def test_deep_links_back_and_forward(browser: Browser, bert: Path) -> None:
     assert browser.problems() == []
 
 
+def test_back_to_the_first_picture(browser: Browser, bert: Path) -> None:
+    browser.open(bert)
+    first = set(browser.titles())
+    browser.click("encoder")
+    closed = set(browser.titles())
+    assert closed < first
+    link = browser.evaluate("location.hash")
+    browser.back()
+    assert set(browser.titles()) == first
+    browser.open(bert, link)  # layers are open inside the encoder, which is closed
+    assert set(browser.titles()) == closed
+
+
+def test_links_to_modules_of_any_name(browser: Browser, tmp_path: Path) -> None:
+    names = [
+        "a",
+        "a@1",
+        "a#b",
+        "p%41",
+        "p&q=1",
+        "c,d",
+        "m:x",
+        "new\nline",
+        "\u202eabc",
+        "日本",
+        "x y",
+    ]
+    nodes, last = [], "x"
+    for number, name in enumerate(names):
+        for op, path in enumerate((f"{name}.inner", name)):
+            nodes.append(node(path, "Relu", [last], [f"v{number}_{op}"]))
+            last = f"v{number}_{op}"
+    nodes.append(node("", "Identity", [last], ["y"]))
+    browser.open(modelexport.view(write(tmp_path / "names.onnx", nodes)).path)
+    for name in names:
+        assert browser.evaluate(
+            f"""(() => {{ const p = {PANE};
+              const module = p.model.moduleIndex.get({json.dumps(name)});
+              p.selectModule(module);
+              p.picture.setOpen(p.selection.box, true);
+              const link = p.link();
+              p.restore("#open=");
+              p.restore(link);
+              return p.selectedModule() === module && p.picture.open.has(p.selection.box)
+                && p.link() === link; }})()"""
+        ), name
+        assert browser.evaluate("location.hash").startswith("#open=")
+    assert browser.problems() == []
+
+
 def test_a_value_shows_its_way(browser: Browser, bert: Path) -> None:
     browser.open(bert, "#open=m:encoder.layer.0.attention.self")
     value = browser.evaluate(
@@ -205,6 +311,22 @@ def test_keyboard_only(browser: Browser, bert: Path) -> None:
     assert browser.problems() == []
 
 
+def test_keys_of_the_browser_and_its_history(browser: Browser, bert: Path) -> None:
+    browser.open(bert, "#open=")
+    browser.evaluate(f"{PANE}.picture.canvas.focus()")
+    view = browser.evaluate(f"{PANE}.picture.view")
+    browser.press("Control+=", "Control+-", "Control+0")
+    assert browser.evaluate(f"{PANE}.picture.view") == view
+    entries = browser.evaluate("history.length")
+    browser.press(*["ArrowDown"] * 5)
+    browser.evaluate(
+        """new Promise(done => { const wait = () =>
+             location.hash.includes("select") ? done(1) : setTimeout(wait, 20); wait(); })"""
+    )
+    assert browser.evaluate("history.length") <= entries + 2
+    assert browser.problems() == []
+
+
 def test_overlay_colours(browser: Browser, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Softmax(-1)).eval()
@@ -231,6 +353,28 @@ def test_overlay_colours(browser: Browser, tmp_path: Path) -> None:
     assert browser.color_at("0") == browser.color_at("2")
 
 
+def test_two_files_have_one_scale_of_colours(browser: Browser, tmp_path: Path) -> None:
+    nodes = [node("a", "Relu", ["x"], ["v"]), node("b", "Relu", ["v"], ["y"])]
+    path = write(tmp_path / "m.onnx", nodes)
+    other = write(tmp_path / "other.onnx", [node("b", "Relu", ["x"], ["y"])])
+    rows = [
+        {"module": name, "own_bytes": size, "own_nodes": 1}
+        for name, size in (("a", 15_600_000), ("b", 260_000))
+    ]
+    overlay = tmp_path / "sizes.json"
+    overlay.write_text(json.dumps({"by_operator": {}, "modules": rows}))
+    page = modelexport.view(path, tmp_path / "both.html", other=other, overlays=[overlay]).path
+    browser.open(page)
+    assert "15.9 MB" in browser.text(".legend")
+    shares = browser.evaluate(
+        """modelexportPage.inspect().panes.map(p =>
+             p.picture.scene.drawn.map(d => d.item.title === "b" ? p.overlay.heat(d.item) : null)
+               .filter(Boolean))"""
+    )
+    assert shares[0] == shares[1]
+    assert shares[0][0]["text"] == "260 KB"
+
+
 def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
     page = modelexport.view(export_hostile(tmp_path)).path
     browser.open(page)
@@ -244,6 +388,32 @@ def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
     assert "<img src=x onerror=alert(1)>" in browser.text("#results")
     assert browser.evaluate("document.querySelectorAll('img, iframe').length") == 0
     assert "\u202e" not in browser.evaluate("document.body.innerText")
+    assert browser.problems() == []
+
+
+def test_long_and_invisible_texts_are_drawn(browser: Browser, tmp_path: Path) -> None:
+    nodes = [
+        node("m" * 3000, "Relu", ["x"], ["v" * 5000], name="n" * 5000),
+        node("m" * 3000, "Op" * 1000, ["v" * 5000], ["a"]),
+        node("rtl\u202eabc\x01", "Relu", ["a"], ["b"]),
+        node("日本" * 100, "Relu", ["b"], ["y"]),
+    ]
+    path = write(tmp_path / "names.onnx", nodes)
+    model = onnx.load(path)
+    dim = model.graph.input[0].type.tensor_type.shape.dim[0]
+    dim.dim_param = "batch_size_and_" * 100
+    onnx.save(model, path)
+    browser.open(modelexport.view(path).path)
+    browser.button(ALL)
+    browser.screenshot("long-names")
+    assert all(box["width"] < 1000 for box in browser.boxes().values())
+    assert "rtl\\u202eabc\\u0001" in browser.titles()
+    labels = browser.evaluate(f"{PANE}.picture.scene.labels.map(l => l.text)")
+    assert any(label.startswith("batch_size") for label in labels)
+    assert all(len(label) < 50 for label in labels)
+    browser.button("summary")
+    browser.download("text=save as SVG", tmp_path / "saved.svg")
+    ElementTree.parse(tmp_path / "saved.svg")
     assert browser.problems() == []
 
 
@@ -264,6 +434,12 @@ def test_dark_and_narrow(browser: Browser, bert: Path) -> None:
     browser.screenshot("dark")
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == "rgb(24, 29, 40)"
+    width = browser.evaluate(f"{PANE}.picture.canvas.clientWidth")
+    assert width == 760  # the tree and the details are below
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    printed = browser.evaluate("document.querySelector('.print rect').getAttribute('fill')")
+    assert printed == "#fbfcfe"
+    browser.evaluate("dispatchEvent(new Event('afterprint'))")
     browser.button("summary")
     browser.button("text=light or dark")
     assert browser.evaluate("document.documentElement.dataset.theme") == "light"
@@ -290,6 +466,40 @@ def test_two_files_side_by_side(browser: Browser, tmp_path: Path) -> None:
     assert "removed" in marks[0] or "changed" in marks[0]
     assert "added" in marks[1] or "changed" in marks[1]
     assert browser.problems() == []
+
+
+def test_in_a_notebook(browser: Browser, tmp_path: Path) -> None:
+    path, _, _ = export("bert", "fx", tmp_path)
+    shown = modelexport.view(path)._repr_html_()
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(
+        f'<!doctype html><meta charset="utf-8"><p id="cell" data-ready="1">cell</p>'
+        f'<div id="out" style="display: none">{shown}</div>'
+    )
+    browser.open(notebook, ready="#cell")
+    browser.evaluate_in_frame("1")  # drawn before it is shown
+    browser.evaluate("document.querySelector('#out').style.display = ''")
+    middle = """new Promise(done => { const look = () => {
+      const { view, scene, canvas } = modelexportPage.inspect().panes[0].picture;
+      const left = (scene.width / 2 - view.x) * view.zoom;
+      if (canvas.clientWidth && Math.abs(left - canvas.clientWidth / 2) < 2) done(true);
+      else setTimeout(look, 20); }; look(); })"""
+    assert browser.evaluate_in_frame(middle)
+    where = """(() => { const p = modelexportPage.inspect().panes[0].picture; p.fit(true);
+      const d = p.scene.drawn.find(d => d.item.title === "encoder");
+      const at = p.canvas.getBoundingClientRect();
+      return { open: d.open, x: at.x + (d.x + 30 - p.view.x) * p.view.zoom,
+               y: at.y + (d.y + 12 - p.view.y) * p.view.zoom }; })()"""
+    before = browser.evaluate_in_frame(where)
+    frame = browser.evaluate("document.querySelector('iframe').getBoundingClientRect().toJSON()")
+    browser.click_at(frame["x"] + 1 + before["x"], frame["y"] + 1 + before["y"])
+    browser.screenshot("notebook")
+    assert browser.evaluate_in_frame(where)["open"] != before["open"]
+    assert browser.evaluate_in_frame("document.querySelector('h2').textContent") == "encoder"
+    assert "encoder" in browser.evaluate_in_frame("location.hash")
+    browser.evaluate_in_frame("document.querySelector('.copy').click()")
+    browser.evaluate_in_frame("new Promise(done => setTimeout(done, 100))")
+    assert [p for p in browser.problems() if not p.startswith("request: about:")] == []
 
 
 PICTURES = (
@@ -356,6 +566,24 @@ OVERLAPS = """(() => {{
   }});
   return found;
 }})()"""
+
+
+def test_a_wide_picture_begins_at_its_inputs(browser: Browser, tmp_path: Path) -> None:
+    values = [helper.make_tensor_value_info(name, 1, [2]) for name in ("x", "mask", "y")]
+    nodes, last = [], "x"
+    for number in range(3000):  # a chain that leans to one side
+        other = "mask" if number % 10 == 0 else f"v{number - 3}" if number > 3 else "x"
+        nodes.append(helper.make_node("Add", [last, other], [f"v{number}"]))
+        last = f"v{number}"
+    nodes.append(helper.make_node("Identity", [last], ["y"]))
+    graph = helper.make_graph(nodes, "net", values[:2], values[2:])
+    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+    browser.open(modelexport.view(tmp_path / "m.onnx").path)
+    assert browser.evaluate(f"{PANE}.picture.scene.width") > 4000
+    browser.screenshot("wide")
+    at = browser.boxes()["i0.0"]
+    assert 270 < at["x"] < 1180
+    assert 0 < at["y"] < 900
 
 
 def test_a_hundred_thousand_nodes(browser: Browser, tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 /** The page around the pictures: search, colours, breadcrumbs, links, help. */
 
 import { Model, type PageData } from "./data";
-import { button, clear, el, visible } from "./dom";
+import { button, clear, el, formatCount, visible } from "./dom";
 import { type Aggregate, formatNumber, Overlay, type ScaleKind } from "./overlay";
-import { Pane } from "./pane";
-import type { Hit } from "./picture";
+import { readTheme } from "./paint";
+import { type ChangedBy, Pane } from "./pane";
+import type { Hit, Picture } from "./picture";
 import { type Found, search } from "./search";
+import { SearchBox } from "./searchbox";
 
 const HELP: [string, string][] = [
-  ["click", "open or close a box; select an operator or an edge"],
+  ["click", "open a box, or close it by its name; select an operator or an edge"],
   ["drag, wheel", "move the picture"],
   ["Ctrl + wheel, + and -", "zoom"],
   ["0", "show everything"],
@@ -19,6 +21,10 @@ const HELP: [string, string][] = [
   ["Alt + left, Alt + right", "back and forward"],
 ];
 
+const LONGEST_TIP = 300;
+/** After so many milliseconds without an arrow key, the selection becomes an entry in the history. */
+const KEY_REST = 400;
+
 export class App {
   private readonly panes: Pane[];
   private active: Pane;
@@ -28,23 +34,38 @@ export class App {
   private readonly left = el("aside", { class: "left", "aria-label": "module tree" });
   private readonly right = el("aside", { class: "right", "aria-label": "details" });
   private readonly legend = el("div", { class: "legend", hidden: true });
+  private readonly search = new SearchBox(
+    (query) => search(this.active.model, query),
+    (entry) => this.goTo(entry),
+    () => this.active.picture.canvas.focus(),
+  );
   private overlayIndex = -1;
   private aggregate: Aggregate | null = null;
   private scale: ScaleKind = "linear";
+  /** The fragment that the panes show. */
   private applied = "";
+  private pendingLink: ReturnType<typeof setTimeout> | undefined;
 
   constructor(
     private readonly data: PageData,
     root: HTMLElement,
   ) {
     const middle = el("main", { class: "panes" });
-    root.append(this.header(), this.left, el("div", { class: "middle" }, el("div", { class: "above" }, this.crumbs, this.legend), middle), this.right, this.status, this.tip);
+    const above = el("div", { class: "above" }, this.crumbs, this.legend);
+    root.append(
+      this.header(),
+      this.left,
+      el("div", { class: "middle" }, above, middle),
+      this.right,
+      this.status,
+      this.tip,
+    );
     this.panes = data.models.map(
       (raw) =>
         new Pane(
           new Model(raw),
           {
-            onChange: (pane) => this.onChange(pane),
+            onChange: (pane, by) => this.onChange(pane, by),
             onActivate: (pane) => this.activate(pane),
             onHover: (pane, hit, x, y) => this.showTip(pane, hit, x, y),
             onDraw: (pane) => this.showStatus(pane),
@@ -55,41 +76,57 @@ export class App {
     );
     this.active = this.panes[0];
     this.activate(this.panes[0]);
+    if (data.overlays.length) this.showOverlay(0);
+    else this.showLegend();
     for (const pane of this.panes) pane.picture.fit();
     this.showCrumbs();
-    this.showOverlay(data.overlays.length ? 0 : -1);
     addEventListener("keydown", (event) => this.onKey(event));
     addEventListener("hashchange", () => this.restore());
     addEventListener("beforeprint", () => this.beforePrint());
     addEventListener("afterprint", () => document.querySelector(".print")?.remove());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refreshTheme());
     if (location.hash.length > 1) this.restore();
+    for (const pane of this.panes) pane.picture.finishMove();
   }
 
   private header(): HTMLElement {
-    const depths = el("span", { class: "group", role: "group", "aria-label": "depth" }, el("span", { class: "label" }, "depth"));
-    for (const depth of [1, 2, 3, 4]) depths.append(button(String(depth), () => this.openToDepth(depth), { title: `open modules to depth ${depth}` }));
+    const depths = el(
+      "span",
+      { class: "group", role: "group", "aria-label": "depth" },
+      el("span", { class: "label" }, "depth"),
+    );
+    for (const depth of [1, 2, 3, 4]) {
+      const title = `open modules to depth ${depth}`;
+      depths.append(button(String(depth), () => this.openToDepth(depth), { title }));
+    }
     depths.append(button("all", () => this.openToDepth(Infinity), { title: "open everything" }));
     const more = el("details", { class: "menu" }, el("summary", { title: "more" }, "☰ more"));
     const menu = el("div", { class: "menu-items" });
     menu.append(
-      this.check("modules without nodes", (on) => this.panes.forEach((p) => p.rebuild(() => (p.picture.showEmpty = on)))),
-      this.check("repeated modules one by one", (on) => this.panes.forEach((p) => p.rebuild(() => (p.picture.allUnstacked = on)))),
+      this.check("modules without nodes", (picture, on) => (picture.showEmpty = on)),
+      this.check("repeated modules one by one", (picture, on) => (picture.allUnstacked = on)),
       button("save as SVG", () => this.saveSvg()),
       button("print", () => print()),
       button("light or dark", () => this.toggleTheme()),
       button("help", () => this.showHelp()),
     );
     more.append(menu);
+    more.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") more.open = false;
+    });
     addEventListener("pointerdown", (event) => {
       if (!more.contains(event.target as Node)) more.open = false;
     });
-    return el("header", {}, el("strong", { class: "brand" }, "modelexport"), this.searchBox(), depths, this.colors(), more);
+    const brand = el("strong", { class: "brand" }, "modelexport");
+    return el("header", {}, brand, this.search.element, depths, this.colors(), more);
   }
 
-  private check(text: string, change: (on: boolean) => void): HTMLElement {
+  /** A check box that changes all pictures. */
+  private check(text: string, change: (picture: Picture, on: boolean) => void): HTMLElement {
     const box = el("input", { type: "checkbox" });
-    box.addEventListener("change", () => change(box.checked));
+    box.addEventListener("change", () => {
+      for (const pane of this.panes) pane.rebuild(() => change(pane.picture, box.checked));
+    });
     return el("label", { class: "check" }, box, text);
   }
 
@@ -97,15 +134,19 @@ export class App {
     const group = el("span", { class: "group colors" });
     if (!this.data.overlays.length) return group;
     const select = el("select", { "aria-label": "colour" }, el("option", { value: -1 }, "no colour"));
-    this.data.overlays.forEach((overlay, i) => select.append(el("option", { value: i }, visible(overlay.name))));
+    this.data.overlays.forEach((overlay, i) => {
+      select.append(el("option", { value: i }, visible(overlay.name)));
+    });
     select.value = "0";
     select.addEventListener("change", () => this.showOverlay(Number(select.value)));
-    const scale = el("select", { "aria-label": "scale" }, el("option", {}, "linear"), el("option", {}, "log"));
+    const options = (...texts: string[]): HTMLElement[] => texts.map((text) => el("option", {}, text));
+    const scale = el("select", { "aria-label": "scale" }, ...options("linear", "log"));
     scale.addEventListener("change", () => {
       this.scale = scale.value as ScaleKind;
       this.showOverlay(this.overlayIndex, true);
     });
-    const aggregate = el("select", { "aria-label": "over modules", class: "aggregate" }, el("option", {}, "sum"), el("option", {}, "max"));
+    const attributes = { "aria-label": "over modules", class: "aggregate" };
+    const aggregate = el("select", attributes, ...options("sum", "max"));
     aggregate.addEventListener("change", () => {
       this.aggregate = aggregate.value as Aggregate;
       this.showOverlay(this.overlayIndex, true);
@@ -119,12 +160,13 @@ export class App {
     if (!keep && index >= 0) this.aggregate = this.data.overlays[index].aggregate;
     const aggregate = document.querySelector<HTMLSelectElement>("select.aggregate");
     if (aggregate && this.aggregate) aggregate.value = this.aggregate;
-    for (const pane of this.panes) {
-      const all = this.data.overlays.map(
-        (raw, i) => new Overlay(raw, pane.model, i === index && this.aggregate ? this.aggregate : raw.aggregate, this.scale),
-      );
-      pane.setOverlay(index < 0 ? null : all[index], all);
-    }
+    const aggregateOf = (i: number): Aggregate =>
+      i === index && this.aggregate ? this.aggregate : this.data.overlays[i].aggregate;
+    const all = this.panes.map((pane) =>
+      this.data.overlays.map((raw, i) => new Overlay(raw, pane.model, aggregateOf(i), this.scale)),
+    );
+    this.data.overlays.forEach((_, i) => Overlay.align(all.map((overlays) => overlays[i])));
+    this.panes.forEach((pane, p) => pane.setOverlay(index < 0 ? null : all[p][index], all[p]));
     this.showLegend();
   }
 
@@ -134,13 +176,14 @@ export class App {
     const marks = this.panes.some((pane) => Object.keys(pane.model.raw.marks).length);
     this.legend.hidden = !overlay && !marks;
     if (overlay) {
+      const combined = overlay.aggregate === "sum" ? "sum over" : "maximum of";
       const low = overlay.scale === "log" ? overlay.text(overlay.least) : formatNumber(0, overlay.raw.unit);
       this.legend.append(
         el("span", {}, visible(overlay.raw.name)),
         el("span", { class: "note" }, low),
         el("span", { class: "ramp" }),
         el("span", { class: "note" }, overlay.text(overlay.most)),
-        el("span", { class: "note" }, `${overlay.aggregate === "sum" ? "sum over" : "maximum of"} submodules, ${overlay.scale}`),
+        el("span", { class: "note" }, `${combined} submodules, ${overlay.scale}`),
       );
     }
     if (marks) {
@@ -148,84 +191,6 @@ export class App {
         this.legend.append(el("span", { class: `swatch ${mark}` }), el("span", { class: "note" }, mark));
       }
     }
-  }
-
-  private searchBox(): HTMLElement {
-    const input = el("input", {
-      type: "search",
-      placeholder: "Search modules, operators, values, shapes ( / )",
-      "aria-label": "search",
-      role: "combobox",
-      "aria-expanded": "false",
-      "aria-controls": "results",
-      autocomplete: "off",
-      spellcheck: "false",
-    });
-    const list = el("ul", { id: "results", role: "listbox", class: "results", hidden: true });
-    let found: Found[] = [];
-    let at = 0;
-    const mark = (): void => {
-      [...list.querySelectorAll<HTMLElement>("[role=option]")].forEach((row, i) => {
-        row.setAttribute("aria-selected", String(i === at));
-        if (i === at) {
-          row.scrollIntoView({ block: "nearest" });
-          input.setAttribute("aria-activedescendant", row.id);
-        }
-      });
-    };
-    const hide = (): void => {
-      list.hidden = true;
-      input.setAttribute("aria-expanded", "false");
-    };
-    const choose = (i: number): void => {
-      const entry = found[i];
-      if (!entry) return;
-      hide();
-      this.goTo(entry);
-      this.active.picture.canvas.focus();
-    };
-    const update = (): void => {
-      const result = search(this.active.model, input.value);
-      found = result.found;
-      at = 0;
-      clear(list);
-      found.forEach((entry, i) => {
-        const row = el(
-          "li",
-          { role: "option", id: `result-${i}` },
-          el("span", { class: "kind" }, entry.kind),
-          el("span", { class: "name" }, visible(entry.text)),
-          el("span", { class: "note" }, visible(entry.note)),
-        );
-        row.addEventListener("pointerdown", (event) => {
-          event.preventDefault();
-          choose(i);
-        });
-        list.append(row);
-      });
-      const text = input.value.trim() && !found.length ? "nothing found" : result.total > found.length ? `${result.total} found, the best are shown` : "";
-      if (text) list.append(el("li", { class: "note" }, text));
-      list.hidden = !input.value.trim();
-      input.setAttribute("aria-expanded", String(!list.hidden));
-      mark();
-    };
-    input.addEventListener("input", update);
-    input.addEventListener("focus", () => input.value.trim() && update());
-    input.addEventListener("blur", hide);
-    input.addEventListener("keydown", (event) => {
-      if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-        at = (at + (event.key === "ArrowDown" ? 1 : -1) + found.length) % Math.max(1, found.length);
-        mark();
-        event.preventDefault();
-      } else if (event.key === "Enter") choose(at);
-      else if (event.key === "Escape") {
-        input.value = "";
-        hide();
-        this.active.picture.canvas.focus();
-      }
-      event.stopPropagation();
-    });
-    return el("span", { class: "search" }, input, list);
   }
 
   private goTo(entry: Found): void {
@@ -245,12 +210,24 @@ export class App {
     this.showStatus(pane);
   }
 
-  private onChange(pane: Pane): void {
+  private onChange(pane: Pane, by: ChangedBy): void {
     this.activate(pane);
     for (const other of this.panes) if (other !== pane) this.follow(pane, other);
     this.showCrumbs();
+    this.showStatus(pane);
+    clearTimeout(this.pendingLink);
+    if (by === "arrow key") this.pendingLink = setTimeout(() => this.writeLink(pane), KEY_REST);
+    else this.writeLink(pane);
+  }
+
+  private writeLink(pane: Pane): void {
     this.applied = pane.link();
-    if (location.hash !== this.applied) location.hash = this.applied;
+    if (location.hash === this.applied) return;
+    try {
+      location.hash = this.applied;
+    } catch {
+      // too many changes for the browser, or a frame that may not navigate: the page works without
+    }
   }
 
   /** Open and select in another model what has the same name there. */
@@ -260,6 +237,7 @@ export class App {
 
   private restore(): void {
     if (location.hash === this.applied) return;
+    clearTimeout(this.pendingLink);
     this.applied = location.hash;
     for (const pane of this.panes) pane.restore(location.hash);
     this.showCrumbs();
@@ -283,13 +261,10 @@ export class App {
   private showStatus(pane: Pane): void {
     if (pane !== this.active) return;
     const { picture, model } = pane;
-    const key = pane.selectedKey();
-    const index = key === null ? undefined : picture.scene.byKey.get(key);
-    const item = index === undefined ? null : picture.scene.drawn[index].item;
     const boxes = picture.scene.drawn.length - 1;
-    const text = `${boxes.toLocaleString("en-US")} boxes for ${model.nodeCount.toLocaleString("en-US")} nodes`;
-    const selected = item ? `, selected: ${item.title} ${item.subtitle}` : "";
-    const line = visible(text + selected);
+    const text = `${formatCount(boxes)} boxes for ${formatCount(model.nodeCount)} nodes`;
+    const name = pane.selectedName();
+    const line = name ? `${text}, selected: ${visible(name)}` : text;
     if (this.status.textContent !== line) this.status.textContent = line;
   }
 
@@ -297,16 +272,20 @@ export class App {
     const { model } = pane;
     const lines: string[] = [];
     if (hit?.kind === "values") {
-      for (const value of hit.values.slice(0, 6)) lines.push(`${model.valueNames[value]}  ${model.type(value)}`);
+      for (const value of hit.values.slice(0, 6)) {
+        lines.push(`${model.valueNames[value]}  ${model.type(value)}`);
+      }
       if (hit.values.length > 6) lines.push(`and ${hit.values.length - 6} more`);
     } else if (hit) {
       const { item } = hit.drawn;
       const heat = pane.overlay?.heat(item);
-      if (item.kind === "input" || item.kind === "output") lines.push(`${item.kind} ${model.valueNames[item.subject]}`, model.type(item.subject));
-      else if (item.boxes.length && !hit.drawn.open) {
-        const module = model.moduleOf(item.boxes[0]);
+      if (item.kind === "input" || item.kind === "output") {
+        lines.push(`${item.kind} ${model.valueNames[item.subject]}`, model.type(item.subject));
+      } else if (item.boxes.length && !hit.drawn.open) {
+        const box = item.boxes[0];
+        const module = model.moduleOf(box);
         lines.push(module >= 0 ? model.modulePaths[module] || "(root)" : item.title);
-        lines.push(item.kind === "operator" ? model.op(item.boxes[0] - model.groupCount) : model.className(module));
+        lines.push(model.isNode(box) ? model.op(box - model.groupCount) : model.className(module));
         const nodes = item.boxes.reduce((sum, box) => sum + model.nodesIn(box).length, 0);
         if (item.kind !== "operator") lines.push(`${nodes} ${nodes === 1 ? "node" : "nodes"}`);
       }
@@ -314,7 +293,8 @@ export class App {
     }
     this.tip.hidden = !lines.length;
     if (!lines.length) return;
-    this.tip.replaceChildren(...lines.filter(Boolean).map((text) => el("div", {}, visible(text))));
+    const shown = lines.filter(Boolean).map((text) => visible(text.slice(0, LONGEST_TIP)));
+    this.tip.replaceChildren(...shown.map((text) => el("div", {}, text)));
     const { innerWidth, innerHeight } = window;
     this.tip.style.left = `${Math.min(x + 14, innerWidth - this.tip.offsetWidth - 8)}px`;
     this.tip.style.top = `${Math.min(y + 16, innerHeight - this.tip.offsetHeight - 8)}px`;
@@ -323,7 +303,8 @@ export class App {
   private openToDepth(depth: number): void {
     let complete = true;
     for (const pane of this.panes) complete = pane.openToDepth(depth) && complete;
-    if (!complete) this.status.textContent = "Too many boxes to open all of them: open further ones by a click.";
+    if (complete) return;
+    this.status.textContent = "Too many boxes to open all of them: open further ones by a click.";
   }
 
   private saveSvg(): void {
@@ -334,13 +315,21 @@ export class App {
     setTimeout(() => URL.revokeObjectURL(url), 10000);
   }
 
+  /** Print the pictures in light colours, whatever the page has. */
   private beforePrint(): void {
-    document.body.append(el("div", { class: "print" }, ...this.panes.map((pane) => pane.picture.svg())));
+    const { dataset } = document.documentElement;
+    const chosen = dataset["theme"];
+    dataset["theme"] = "light";
+    const light = readTheme(document.body);
+    if (chosen === undefined) delete dataset["theme"];
+    else dataset["theme"] = chosen;
+    document.body.append(el("div", { class: "print" }, ...this.panes.map((pane) => pane.picture.svg(light))));
   }
 
   private toggleTheme(): void {
     const { dataset } = document.documentElement;
-    const dark = dataset["theme"] ? dataset["theme"] === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    const preferred = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    const dark = (dataset["theme"] ?? preferred) === "dark";
     dataset["theme"] = dark ? "light" : "dark";
     this.refreshTheme();
   }
@@ -361,9 +350,9 @@ export class App {
 
   private onKey(event: KeyboardEvent): void {
     const target = event.target as HTMLElement;
-    if (target.matches("input, select, textarea")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.matches("input, select, textarea")) return;
     if (event.key === "/") {
-      document.querySelector<HTMLInputElement>("input[type=search]")?.focus();
+      this.search.input.focus();
       event.preventDefault();
     } else if (event.key === "?") this.showHelp();
   }

@@ -1,6 +1,7 @@
 /** The content of an open box: the items in it, and the edges between them. */
 
 import { Kind, type Model } from "./data";
+import { visible } from "./dom";
 
 export type ItemKind = "module" | "operator" | "subgraph" | "stack" | "input" | "output" | "empty";
 
@@ -13,6 +14,7 @@ export interface Item {
   boxes: number[];
   /** The value of an input or output; the module of an empty one; else -1. */
   subject: number;
+  /** The texts that are drawn: shortened, and without characters that cannot be seen. */
   title: string;
   subtitle: string;
   /** Initializers and constants that an operator reads. */
@@ -51,8 +53,10 @@ export interface Choices {
 
 const LEAST_STACK = 3;
 const MOST_CHIPS = 3;
+const LONGEST_TITLE = 48;
+const LONGEST_SHAPE = 40;
 
-/** Tells repeated structure: boxes with equal numbers have equal classes, names and operators. */
+/** Numbers structures: boxes with equal numbers have equal classes, names and operators. */
 export class Shapes {
   private readonly known = new Map<number, number>();
   private readonly ids = new Map<string, number>();
@@ -85,8 +89,12 @@ export class ContentBuilder {
   private readonly itemOf: Int32Array;
   /** For each node 0 if it was not asked for, 1 if it is drawn as a box, 2 if in its consumers. */
   private readonly folding: Uint8Array;
+  /** The boxes of all graphs in the order of `enter`, so that those in a box are neighbours. */
+  private readonly graphBoxes: number[];
 
   constructor(private readonly model: Model) {
+    const boxes = model.raw.graphs.map((graph) => graph.box);
+    this.graphBoxes = boxes.sort((a, b) => model.enter[a] - model.enter[b]);
     this.shapes = new Shapes(model);
     this.itemOf = new Int32Array(model.nodeCount);
     this.folding = new Uint8Array(model.nodeCount);
@@ -97,7 +105,7 @@ export class ContentBuilder {
     const single = members.map((inner) => [inner]);
     let groups = single;
     if (!choices.isUnstacked(box)) {
-      const runs = this.runs(box, members, choices);
+      const runs = this.runs(members, choices);
       if (runs.length) groups = this.contract(box, members, runs);
     }
     const items = groups.map((boxes) => this.item(boxes));
@@ -135,7 +143,7 @@ export class ContentBuilder {
   }
 
   /** Runs of closed members whose names are consecutive numbers and that have equal structure. */
-  private runs(box: number, members: number[], choices: Choices): number[][] {
+  private runs(members: number[], choices: Choices): number[][] {
     const { model } = this;
     const runs: number[][] = [];
     const last = new Map<string, { run: number[]; number: number; shape: number }>();
@@ -160,7 +168,7 @@ export class ContentBuilder {
         last.set(prefix, { run, number, shape });
       }
     }
-    return box < 0 ? [] : runs.filter((run) => run.length >= LEAST_STACK);
+    return runs.filter((run) => run.length >= LEAST_STACK);
   }
 
   /** Draw runs as stacks, unless other members lie on a way out of the stack and back into it. */
@@ -208,7 +216,7 @@ export class ContentBuilder {
       kind: "module",
       boxes,
       subject: -1,
-      title: model.boxName(box),
+      title: drawable(model.boxName(box)),
       subtitle: "",
       chips: [],
       canOpen: true,
@@ -221,7 +229,7 @@ export class ContentBuilder {
       item.kind = "stack";
       const tail = call >= 0 ? String(model.callOf(end)) : model.boxName(end).split(".").pop()!;
       item.title = `${item.title.replace(/\)$/, "")} … ${tail}${call >= 0 ? ")" : ""} × ${boxes.length}`;
-      item.subtitle = model.className(model.moduleOf(box));
+      item.subtitle = drawable(model.className(model.moduleOf(box)));
     } else if (model.isNode(box)) {
       item.kind = "operator";
       item.canOpen = model.children.of(box).length > 0;
@@ -231,7 +239,7 @@ export class ContentBuilder {
       item.subtitle = model.kind(box) === Kind.function ? "function" : "subgraph";
     } else {
       const only = this.onlyNode(box);
-      item.subtitle = only >= 0 ? model.op(only) : model.className(model.moduleOf(box));
+      item.subtitle = drawable(only >= 0 ? model.op(only) : model.className(model.moduleOf(box)));
       if (only >= 0) {
         item.canOpen = false;
         item.chips = this.chips(only);
@@ -262,11 +270,11 @@ export class ContentBuilder {
       const producer = model.producer[value];
       if (producer < 0 && model.isInitializer[value]) {
         const name = model.valueNames[value].split(/[./]/).pop()!;
-        chips.push(`${shorten(name, 18)} ${model.shape(value)}`);
+        chips.push(`${drawable(name, 18)} ${drawnShape(model, value)}`);
       } else if (producer >= 0 && this.isFolded(producer)) {
         const shown = Object.values(model.attributesOf(producer))[0];
         const tail = typeof shown === "string" ? shown.split(" = ").pop()! : String(shown ?? "");
-        chips.push(shorten(tail || model.shape(value), 24));
+        chips.push(drawable(tail || model.shape(value), 24));
       }
     }
     if (chips.length <= MOST_CHIPS) return chips;
@@ -294,10 +302,12 @@ export class ContentBuilder {
         kind: "empty",
         boxes: [],
         subject: m,
-        title: model.modulePaths[m].slice(
-          model.modulePaths[module] ? model.modulePaths[module].length + 1 : 0,
+        title: drawable(
+          model.modulePaths[m].slice(
+            model.modulePaths[module] ? model.modulePaths[module].length + 1 : 0,
+          ),
         ),
-        subtitle: status ? `${model.className(m)}, ${status}` : model.className(m),
+        subtitle: drawable(status ? `${model.className(m)}, ${status}` : model.className(m)),
         chips: [],
         canOpen: false,
         rank: model.nodeCount,
@@ -362,7 +372,8 @@ export class ContentBuilder {
         known.leaves = true;
       }
     }
-    return finish(items, links, own < 0 ? [] : [...model.inputs.of(own)], own < 0 ? [] : [...model.outputs.of(own)], model);
+    const [inputs, outputs] = own < 0 ? [[], []] : [model.inputs.of(own), model.outputs.of(own)];
+    return finish(items, links, [...inputs], [...outputs], model);
   }
 
   private addPills(box: number, items: Item[]): { inputs: Map<number, number>; outputs: [number, number][] } {
@@ -376,7 +387,7 @@ export class ContentBuilder {
         kind,
         boxes: [],
         subject: value,
-        title: shorten(localName(model.valueNames[value]), 40),
+        title: drawable(localName(model.valueNames[value])),
         subtitle: "",
         chips: [],
         canOpen: false,
@@ -391,7 +402,17 @@ export class ContentBuilder {
 
   /** The nested graphs inside a box, by their boxes. */
   private graphsIn(box: number): number[] {
-    return this.model.raw.graphs.map((graph) => graph.box).filter((g) => this.model.isInside(g, box));
+    const { enter, exit } = this.model;
+    let low = 0;
+    let high = this.graphBoxes.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (enter[this.graphBoxes[middle]] < enter[box]) low = middle + 1;
+      else high = middle;
+    }
+    let end = low;
+    while (end < this.graphBoxes.length && enter[this.graphBoxes[end]] < exit[box]) end++;
+    return this.graphBoxes.slice(low, end);
   }
 }
 
@@ -418,11 +439,19 @@ function finish(
 }
 
 /** The name of a value without the path of its subgraph. */
-export function localName(key: string): string {
+function localName(key: string): string {
   const parts = key.split("/");
   return key.length > 40 && parts.length > 1 ? parts[parts.length - 1] : key;
 }
 
-export function shorten(text: string, most: number): string {
-  return text.length > most ? `…${text.slice(1 - most)}` : text;
+/** A text as it is drawn: its end, with characters that cannot be seen as code points. */
+function drawable(text: string, most = LONGEST_TITLE): string {
+  const end = [...text.slice(-2 * most)];
+  return visible(text.length > most && end.length > most ? `…${end.slice(1 - most).join("")}` : text);
+}
+
+/** The shape of a value as it is drawn, its beginning if it is long. */
+export function drawnShape(model: Model, value: number): string {
+  const shape = visible(model.shape(value));
+  return shape.length > LONGEST_SHAPE ? `${shape.slice(0, LONGEST_SHAPE - 1)}…` : shape;
 }

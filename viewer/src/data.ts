@@ -325,6 +325,13 @@ export class Model {
     }
   }
 
+  /** The value with a name; -1 if there is none. */
+  findValue(name: string): number {
+    this.valueIndex ??= new Map(this.valueNames.map((each, value) => [each, value]));
+    return this.valueIndex.get(name) ?? -1;
+  }
+  private valueIndex: Map<string, number> | undefined;
+
   type(value: number): string {
     return this.texts[this.raw.values.type[value]];
   }

@@ -2,11 +2,25 @@
 
 import type { ContentBuilder } from "./content";
 import { Kind, type Model } from "./data";
-import { button, clear, el, visible } from "./dom";
+import { button, clear, el, formatCount, visible } from "./dom";
 import type { Selection } from "./link";
 import { formatNumber, type Overlay } from "./overlay";
 
 const MOST_LISTED = 30;
+const MOST_MORE = 1000;
+const ABSORBED = "absorbed: no nodes of its own (folded, fused or identity)";
+
+/** Which boxes draw repeated modules one by one. */
+export interface Stacking {
+  isUnstacked(box: number): boolean;
+  setUnstacked(box: number, on: boolean): void;
+}
+
+interface Entry {
+  text: string;
+  note?: string;
+  selection: Selection;
+}
 
 export class Details {
   constructor(
@@ -14,13 +28,13 @@ export class Details {
     private readonly contents: ContentBuilder,
     private readonly root: HTMLElement,
     private readonly select: (selection: Selection) => void,
-    private readonly unstack: (box: number) => void,
+    private readonly stacking: Stacking,
   ) {}
 
   show(selection: Selection | null, overlays: Overlay[]): void {
     clear(this.root);
     if (!selection) this.showModel(overlays);
-    else if (selection.kind === "value") this.showValue(selection.value);
+    else if (selection.kind === "value") this.showValue(selection.value, selection.edge ?? []);
     else if (selection.kind === "stack") this.showStack(selection.boxes, overlays);
     else if (selection.kind === "module") this.showModule(selection.module, -1, overlays);
     else this.showBox(selection.box, overlays);
@@ -38,19 +52,30 @@ export class Details {
     const list = el("dl");
     for (const [name, value] of rows) {
       if (value === null || value === undefined || value === "") continue;
-      list.append(el("dt", {}, visible(name)), el("dd", {}, typeof value === "string" ? visible(value) : value));
+      const shown = typeof value === "string" ? visible(value) : value;
+      list.append(el("dt", {}, visible(name)), el("dd", {}, shown));
     }
     this.root.append(list);
   }
 
-  private links(entries: { text: string; note?: string; selection: Selection }[]): void {
+  /** List what can be clicked on, the first ones at once and more on demand. */
+  private links(entries: Entry[]): void {
     const list = el("ul", { class: "links" });
-    for (const { text, note, selection } of entries.slice(0, MOST_LISTED)) {
-      list.append(
-        el("li", {}, button(text || "(unnamed)", () => this.select(selection), { class: "link" }), note ? el("span", { class: "note" }, visible(note)) : null),
-      );
-    }
-    if (entries.length > MOST_LISTED) list.append(el("li", { class: "note" }, `and ${entries.length - MOST_LISTED} more`));
+    const add = (start: number, count: number): void => {
+      for (const { text, note, selection } of entries.slice(start, start + count)) {
+        const link = button(text || "(unnamed)", () => this.select(selection), { class: "link" });
+        list.append(el("li", {}, link, note ? el("span", { class: "note" }, visible(note)) : null));
+      }
+      const left = entries.length - start - count;
+      if (left <= 0) return;
+      const more = button(`${formatCount(left)} more`, () => {
+        row.remove();
+        add(start + count, MOST_MORE);
+      });
+      const row = el("li", {}, more);
+      list.append(row);
+    };
+    add(0, MOST_LISTED);
     this.root.append(list);
   }
 
@@ -65,10 +90,18 @@ export class Details {
     this.root.append(el("div", { class: "command" }, code, copy));
   }
 
+  /** Offer to draw repeated modules in a box as stacks again. */
+  private restack(box: number): void {
+    if (box < 0 || !this.stacking.isUnstacked(box)) return;
+    const stack = (): void => this.stacking.setUnstacked(box, false);
+    this.root.append(button("draw repeated modules as one", stack, { class: "action" }));
+  }
+
   private showModel(overlays: Overlay[]): void {
     const { model } = this;
     this.heading(model.file);
     this.facts(Object.entries(model.facts));
+    this.restack(0);
     this.top(overlays);
     this.section("commands");
     const file = quote(model.file);
@@ -110,7 +143,7 @@ export class Details {
       ["path", path || "(root)"],
       ["class", model.text(raw.modules.class[module])],
       ["tag", model.text(raw.modules.tag[module]) || `${model.carriedTag(module)} (of the module around it)`],
-      ["status", status === "absorbed" ? "absorbed: no nodes of its own (folded, fused or identity)" : status],
+      ["status", status === "absorbed" ? ABSORBED : status],
       ["nodes", formatCount(nodes)],
       ["calls", String(raw.modules.calls[module])],
       ["call", box >= 0 && model.callOf(box) >= 0 ? String(model.callOf(box)) : null],
@@ -120,9 +153,15 @@ export class Details {
         .filter((overlay) => overlay.known[module])
         .map((overlay): [string, string] => [overlay.raw.name, overlay.text(overlay.values[module])]),
     ]);
+    this.restack(box);
     if (boxes.length > 1) {
       this.section("calls");
-      this.links(boxes.map((b) => ({ text: model.callOf(b) >= 0 ? `call ${model.callOf(b)}` : nameOf(model, b), selection: { kind: "box", box: b } })));
+      this.links(
+        boxes.map((b) => ({
+          text: model.callOf(b) >= 0 ? `call ${model.callOf(b)}` : nameOf(model, b),
+          selection: { kind: "box", box: b },
+        })),
+      );
     }
     if (box < 0) return;
     this.boundary(box);
@@ -144,7 +183,8 @@ export class Details {
       counts.set(op, (counts.get(op) ?? 0) + 1);
     }
     this.section("operators");
-    this.facts([...counts].sort((a, b) => b[1] - a[1]).slice(0, 12).map(([op, count]) => [op, String(count)]));
+    const sorted = [...counts].sort((a, b) => b[1] - a[1]);
+    this.facts(sorted.slice(0, 12).map(([op, count]) => [op, String(count)]));
   }
 
   /** The values that enter and leave a box. */
@@ -157,7 +197,14 @@ export class Details {
   private values(title: string, values: number[]): void {
     if (!values.length) return;
     this.section(title);
-    this.links(values.map((value) => ({ text: this.model.valueNames[value], note: this.model.type(value), selection: { kind: "value", value } })));
+    const { model } = this;
+    this.links(
+      values.map((value) => ({
+        text: model.valueNames[value],
+        note: model.type(value),
+        selection: { kind: "value", value },
+      })),
+    );
   }
 
   private showStack(boxes: number[], overlays: Overlay[]): void {
@@ -167,12 +214,14 @@ export class Details {
       ["class", model.text(model.raw.modules.class[model.moduleOf(boxes[0])])],
       ["nodes in each", formatCount(model.nodesIn(boxes[0]).length)],
     ]);
-    this.root.append(button("draw them one by one", () => this.unstack(model.parent[boxes[0]]), { class: "action" }));
+    const around = model.parent[boxes[0]];
+    const unstack = (): void => this.stacking.setUnstacked(around, true);
+    this.root.append(button("draw them one by one", unstack, { class: "action" }));
     this.section("members");
     this.links(
       boxes.map((box) => ({
         text: nameOf(model, box),
-        note: overlays.map((o) => (o.known[model.moduleOf(box)] ? o.text(o.values[model.moduleOf(box)]) : "")).join(" "),
+        note: overlays.map((overlay) => overlay.textOf(model.moduleOf(box))).join(" "),
         selection: { kind: "box", box },
       })),
     );
@@ -208,7 +257,9 @@ export class Details {
     const covers = raw.nodes.covers[String(node)];
     const call = raw.nodes.call[node];
     this.heading(model.op(node));
-    const where = module < 0 ? null : button(model.modulePaths[module] || "(root)", () => this.select(this.selectionOf(module)), { class: "link" });
+    const open = (): void => this.select(this.selectionOf(module));
+    const path = module < 0 ? "" : model.modulePaths[module] || "(root)";
+    const where = module < 0 ? null : button(path, open, { class: "link" });
     this.facts([
       ["name", raw.nodes.name[node]],
       ["operator set", model.domain(node) || "ai.onnx"],
@@ -220,12 +271,18 @@ export class Details {
     ]);
     if (covers) {
       this.section("implements operations of");
-      this.links(covers.map((m) => ({ text: model.modulePaths[m] || "(root)", selection: this.selectionOf(m) })));
+      this.links(
+        covers.map((m) => ({
+          text: model.modulePaths[m] || "(root)",
+          selection: this.selectionOf(m),
+        })),
+      );
     }
     const attributes = Object.entries(model.attributesOf(node));
     if (attributes.length) {
       this.section("attributes");
-      this.facts(attributes.map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]));
+      const text = (value: unknown): string => (typeof value === "string" ? value : JSON.stringify(value));
+      this.facts(attributes.map(([name, value]) => [name, text(value)]));
     }
     const inputs = [...model.inputs.of(node)];
     this.values("initializers", inputs.filter((v) => model.producer[v] < 0 && model.isInitializer[v]));
@@ -243,24 +300,40 @@ export class Details {
     this.links(
       known.map((n) => ({
         text: model.op(n),
-        note: model.nodeModule[n] < 0 ? model.raw.nodes.name[n] : model.modulePaths[model.nodeModule[n]] || "(root)",
+        note:
+          model.nodeModule[n] < 0
+            ? model.raw.nodes.name[n]
+            : model.modulePaths[model.nodeModule[n]] || "(root)",
         selection: { kind: "box", box: model.boxOfNode(n) },
       })),
     );
   }
 
-  private showValue(value: number): void {
+  private showValue(value: number, edge: readonly number[]): void {
     const { model } = this;
     this.heading(model.valueNames[value]);
     const producer = model.producer[value];
+    const isInput = model.inputOf[value] >= 0;
+    const given = model.isInitializer[value] ? "initializer" : isInput ? "graph input" : "";
     this.facts([
       ["type", model.type(value) || "not in the file"],
-      ["kind", producer >= 0 ? "computed" : model.isInitializer[value] ? "initializer" : model.inputOf[value] >= 0 ? "graph input" : ""],
+      ["kind", producer >= 0 ? "computed" : given],
       ["output of", model.outputOf.has(value) ? "the graph" : null],
     ]);
     this.neighbours("producer", [producer]);
     this.neighbours("consumers", [...model.consumers.of(value)]);
-    this.root.append(el("p", { class: "note" }, "Its way up and down the graph is drawn in colour; the rest is dimmed."));
+    if (edge.length > 1) {
+      this.section(`${edge.length} values on this edge`);
+      this.links(
+        edge.map((each) => ({
+          text: model.valueNames[each],
+          note: model.type(each),
+          selection: { kind: "value", value: each, edge },
+        })),
+      );
+    }
+    const note = "Its way up and down the graph is drawn in colour; the rest is dimmed.";
+    this.root.append(el("p", { class: "note" }, note));
   }
 }
 
@@ -268,10 +341,6 @@ function nameOf(model: Model, box: number): string {
   const path = model.modulePaths[model.moduleOf(box)];
   const call = model.callOf(box);
   return call >= 0 ? `${path} (call ${call})` : path;
-}
-
-function formatCount(count: number): string {
-  return count.toLocaleString("en-US");
 }
 
 /** Quote an argument for a shell where it needs that. */

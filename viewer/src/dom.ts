@@ -17,18 +17,29 @@ export function el<K extends keyof HTMLElementTagNameMap>(
 }
 
 /** A button with a text and an action. */
-export function button(text: string, action: () => void, attributes: Record<string, string> = {}): HTMLButtonElement {
+export function button(
+  text: string,
+  action: () => void,
+  attributes: Record<string, string> = {},
+): HTMLButtonElement {
   const element = el("button", { type: "button", ...attributes }, visible(text));
   element.addEventListener("click", action);
   return element;
 }
 
-/** Replace characters that cannot be seen, or that reorder text, by their code points. */
+/** Replace characters that cannot be seen, or that reorder text, by their code points.
+ *
+ * Those that XML forbids are among them, so that a saved SVG can be read.
+ */
 export function visible(text: string): string {
   return text.replace(
-    /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g,
-    (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`,
+    /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\ufffe\uffff]/gu,
+    (c) => `\\u${c.codePointAt(0)!.toString(16).padStart(4, "0")}`,
   );
+}
+
+export function formatCount(count: number): string {
+  return count.toLocaleString("en-US");
 }
 
 export function clear(element: Element): void {

@@ -83,7 +83,7 @@ export function layOut(items: Sized[], links: LayoutLink[]): LaidOut {
   const offset = slots(items, places);
   align(layers, offset);
   straighten(layers, rails, offset);
-  return place(items, layers, segments, backwards, places, offset);
+  return place(items, layers, segments, backwards, offset);
 }
 
 function makePlace(item: number, link: number, layer: number, width: number): Place {
@@ -395,7 +395,6 @@ function place(
   layers: Place[][],
   segments: Segment[],
   backwards: Segment[],
-  places: Place[],
   offset: Offset,
 ): LaidOut {
   const x = new Float64Array(items.length);
@@ -425,6 +424,25 @@ function place(
       y[p.item] = tops[l];
     }
   });
+  const pieces = edges(items, segments, backwards, { y, left, tops, bottoms }, offset);
+  return { x, y, width: right - left, height: down, pieces };
+}
+
+/** Where items and layers lie. */
+interface Positions {
+  y: Float64Array;
+  left: number;
+  tops: number[];
+  bottoms: number[];
+}
+
+function edges(
+  items: Sized[],
+  segments: Segment[],
+  backwards: Segment[],
+  { y, left, tops, bottoms }: Positions,
+  offset: Offset,
+): Piece[] {
   const pieces: Piece[] = [];
   for (const s of segments) {
     const fromX = s.a.x + offset(s.a, s, true) - left;
@@ -441,17 +459,18 @@ function place(
     });
   }
   for (const s of backwards) {
-    const a = places[s.a.item];
-    const b = places[s.b.item];
+    const { a, b } = s;
+    const exit = items[a.item].exit?.(s.link) ?? a.width / 2;
+    const entry = items[b.item].entry?.(s.link) ?? b.width / 2;
     pieces.push({
       link: s.link,
-      from: [a.x + (items[a.item].exit?.(s.link) ?? a.width / 2) - a.width / 2 - left, y[a.item] + items[a.item].height],
-      to: [b.x + (items[b.item].entry?.(s.link) ?? b.width / 2) - b.width / 2 - left, y[b.item]],
+      from: [a.x + exit - a.width / 2 - left, y[a.item] + items[a.item].height],
+      to: [b.x + entry - b.width / 2 - left, y[b.item]],
       end: b.item,
       upwards: true,
     });
   }
-  return { x, y, width: right - left, height: down, pieces };
+  return pieces;
 }
 
 /** Whether a layer has only ports of the border, and links that pass. */

@@ -5,7 +5,8 @@ import { Kind, type Model } from "./data";
 export type Selection =
   | { kind: "box"; box: number }
   | { kind: "stack"; boxes: number[] }
-  | { kind: "value"; value: number }
+  /** A value, and the others on the edge that was clicked. */
+  | { kind: "value"; value: number; edge?: readonly number[] }
   | { kind: "module"; module: number };
 
 /** Name a box: its module and call, or for operators and subgraphs the node's first output. */
@@ -14,9 +15,20 @@ export function nameBox(model: Model, box: number): string {
   if (model.kind(box) !== Kind.module) {
     return `g:${model.raw.boxes.node[box]}:${model.text(model.raw.boxes.label[box])}`;
   }
-  const path = model.modulePaths[model.moduleOf(box)] ?? "";
-  const boxes = model.boxesOfModule(model.moduleOf(box));
-  return boxes.length > 1 ? `m:${path}@${boxes.indexOf(box)}` : `m:${path}`;
+  const module = model.moduleOf(box);
+  const boxes = model.boxesOfModule(module);
+  return nameModule(model, module, boxes.length > 1 ? boxes.indexOf(box) : -1);
+}
+
+/** Name a module, with the number of its box if it has several or if its path ends like a number. */
+function nameModule(model: Model, module: number, number = -1): string {
+  const path = model.modulePaths[module] ?? "";
+  return number >= 0 || /@\d+$/.test(path) ? `m:${path}@${Math.max(0, number)}` : `m:${path}`;
+}
+
+function readModule(model: Model, name: string): { module: number | undefined; number: number } {
+  const [, path, number = "0"] = /^m:(.*?)(?:@(\d+))?$/s.exec(name) ?? [];
+  return { module: path === undefined ? undefined : model.moduleIndex.get(path), number: Number(number) };
 }
 
 function nodeKey(model: Model, node: number): string {
@@ -27,7 +39,7 @@ function nodeKey(model: Model, node: number): string {
 export function findBox(model: Model, name: string): number | null {
   const rest = name.slice(2);
   if (name.startsWith("n:")) {
-    const node = rest.startsWith("#") ? Number(rest.slice(1)) : model.producer[model.valueNames.indexOf(rest)];
+    const node = rest.startsWith("#") ? Number(rest.slice(1)) : model.producer[model.findValue(rest)];
     return node !== undefined && node >= 0 && node < model.nodeCount ? model.boxOfNode(node) : null;
   }
   if (name.startsWith("g:")) {
@@ -38,17 +50,26 @@ export function findBox(model: Model, name: string): number | null {
     }
     return null;
   }
-  const [, path, number] = /^(.*?)(?:@(\d+))?$/.exec(rest)!;
-  const module = model.moduleIndex.get(path);
-  return module === undefined ? null : (model.boxesOfModule(module)[Number(number ?? 0)] ?? null);
+  const { module, number } = readModule(model, name);
+  return module === undefined ? null : (model.boxesOfModule(module)[number] ?? null);
+}
+
+/** The open boxes that are not inside a closed one. */
+export function shownOpen(model: Model, open: ReadonlySet<number>): number[] {
+  return [...open].filter((box) => {
+    let b = model.parent[box];
+    while (b >= 0 && open.has(b)) b = model.parent[b];
+    return b < 0;
+  });
 }
 
 /** Write the state as a fragment; of nested open boxes only the innermost are listed. */
 export function writeLink(model: Model, open: ReadonlySet<number>, selection: Selection | null): string {
+  const shown = shownOpen(model, open);
   const outer = new Set<number>();
-  for (const box of open) for (let b = model.parent[box]; b >= 0; b = model.parent[b]) outer.add(b);
+  for (const box of shown) outer.add(model.parent[box]);
   const parts: string[] = [];
-  const names = [...open].filter((box) => box > 0 && !outer.has(box)).map((box) => nameBox(model, box));
+  const names = shown.filter((box) => box > 0 && !outer.has(box)).map((box) => nameBox(model, box));
   parts.push(`open=${names.map(encodeURIComponent).join(",")}`);
   if (selection) parts.push(`select=${encodeURIComponent(nameSelection(model, selection))}`);
   return `#${parts.join("&")}`;
@@ -63,7 +84,7 @@ function nameSelection(model: Model, selection: Selection): string {
     case "value":
       return `v:${model.valueNames[selection.value]}`;
     case "module":
-      return `m:${model.modulePaths[selection.module]}`;
+      return nameModule(model, selection.module);
   }
 }
 
@@ -91,12 +112,12 @@ export function readLink(model: Model, fragment: string): ReadLink {
 
 function readSelection(model: Model, name: string): Selection | null {
   if (name.startsWith("v:")) {
-    const value = model.valueNames.indexOf(name.slice(2));
+    const value = model.findValue(name.slice(2));
     return value < 0 ? null : { kind: "value", value };
   }
   const box = findBox(model, name);
   if (box !== null) return { kind: "box", box };
-  const module = model.moduleIndex.get(name.slice(2));
+  const { module } = readModule(model, name);
   return module === undefined ? null : { kind: "module", module };
 }
 

@@ -17,7 +17,7 @@ async function start(): Promise<void> {
 }
 
 start().catch((error: unknown) => {
-  root.replaceChildren(
-    el("p", { class: "failure", role: "alert" }, `This page cannot be shown: ${error instanceof Error ? error.message : String(error)}. It needs a browser of 2023 or later.`),
-  );
+  const reason = error instanceof Error ? error.message : String(error);
+  const text = `This page cannot be shown: ${reason}. It needs a browser of 2023 or later.`;
+  root.replaceChildren(el("p", { class: "failure", role: "alert" }, text));
 });

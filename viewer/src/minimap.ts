@@ -4,6 +4,8 @@ import type { Picture } from "./picture";
 
 const WIDTH = 124;
 const HEIGHT = 156;
+/** In a narrower picture the minimap would hide too much. */
+const LEAST_WIDTH = 480;
 
 export class Minimap {
   constructor(
@@ -37,9 +39,11 @@ export class Minimap {
     const { canvas, picture } = this;
     const { scene } = picture;
     const view = picture.visible();
-    const all = view.x <= 0 && view.y <= 0 && view.x + view.width >= scene.width && view.y + view.height >= scene.height;
-    canvas.hidden = all;
-    if (all) return;
+    const right = view.x + view.width;
+    const bottom = view.y + view.height;
+    const all = view.x <= 0 && view.y <= 0 && right >= scene.width && bottom >= scene.height;
+    canvas.hidden = all || picture.canvas.clientWidth < LEAST_WIDTH;
+    if (canvas.hidden) return;
     const ratio = devicePixelRatio || 1;
     canvas.width = WIDTH * ratio;
     canvas.height = HEIGHT * ratio;
@@ -49,17 +53,18 @@ export class Minimap {
     c.setTransform(ratio * zoom, 0, 0, ratio * zoom, x * ratio, y * ratio);
     c.fillStyle = style.getPropertyValue("--module");
     for (const d of scene.drawn) {
-      if (d.around < 0 || d.width * zoom < 1.5) continue;
+      // of a large picture only the outermost boxes can be seen
+      if (d.around < 0 || (d.depth > 1 && d.width * zoom < 1.5)) continue;
       c.globalAlpha = d.open ? 0.12 : 0.55;
-      c.fillRect(d.x, d.y, d.width, Math.max(d.height, 1 / zoom));
+      c.fillRect(d.x, d.y, Math.max(d.width, 1 / zoom), Math.max(d.height, 1 / zoom));
     }
     c.globalAlpha = 1;
     c.strokeStyle = style.getPropertyValue("--accent");
     c.lineWidth = 1.5 / zoom;
     const left = Math.max(view.x, -x / zoom);
     const top = Math.max(view.y, -y / zoom);
-    const right = Math.min(view.x + view.width, (WIDTH - x) / zoom);
-    const bottom = Math.min(view.y + view.height, (HEIGHT - y) / zoom);
-    c.strokeRect(left, top, Math.max(0, right - left), Math.max(0, bottom - top));
+    const width = Math.min(right, (WIDTH - x) / zoom) - left;
+    const height = Math.min(bottom, (HEIGHT - y) / zoom) - top;
+    c.strokeRect(left, top, Math.max(0, width), Math.max(0, height));
   }
 }

@@ -15,8 +15,9 @@ export type ScaleKind = "linear" | "log";
 export class Overlay {
   readonly values: Float64Array;
   readonly known: Uint8Array;
-  readonly least: number;
-  readonly most: number;
+  /** The ends of the scale. */
+  least: number;
+  most: number;
 
   constructor(
     readonly raw: RawOverlay,
@@ -42,6 +43,14 @@ export class Overlay {
     this.least = positive.reduce((a, b) => Math.min(a, b), this.most);
   }
 
+  /** Give the overlays of two models one scale, so that equal colours are equal numbers. */
+  static align(overlays: readonly Overlay[]): void {
+    const known = overlays.filter((overlay) => overlay.most > 0);
+    const most = known.reduce((a, b) => Math.max(a, b.most), 0);
+    const least = known.reduce((a, b) => Math.min(a, b.least), most);
+    for (const overlay of overlays) [overlay.least, overlay.most] = [least, most];
+  }
+
   share(value: number): number {
     if (value <= 0 || this.most <= 0) return 0;
     if (!Number.isFinite(value)) return 1;
@@ -52,6 +61,11 @@ export class Overlay {
 
   text(value: number): string {
     return formatNumber(value, this.raw.unit);
+  }
+
+  /** The number of a module as text; empty if it has none. */
+  textOf(module: number): string {
+    return this.known[module] ? this.text(this.values[module]) : "";
   }
 
   /** The colour and the text of an item; a stack has the colour of its greatest member. */
@@ -88,12 +102,15 @@ const PREFIXES: [number, string][] = [
 
 export function formatNumber(value: number, unit = ""): string {
   if (!Number.isFinite(value)) return "∞";
-  const tail = unit ? ` ${unit}` : "";
-  if (unit === "ms" && value < 1) return `${trim(value * 1000)} µs`;
-  for (const [size, prefix] of PREFIXES) {
-    if (Math.abs(value) >= size) return `${trim(value / size)}${prefix}${tail}`;
-  }
-  return `${trim(value)}${tail}`;
+  if (unit === "ms") return formatTime(value);
+  const [size, prefix] = PREFIXES.find(([least]) => Math.abs(value) >= least) ?? [1, ""];
+  const number = trim(value / size);
+  return unit ? `${number} ${prefix}${unit}` : `${number}${prefix}`;
+}
+
+function formatTime(ms: number): string {
+  if (ms >= 1000) return `${trim(ms / 1000)} s`;
+  return ms > 0 && ms < 1 ? `${trim(ms * 1000)} µs` : `${trim(ms)} ms`;
 }
 
 function trim(value: number): string {

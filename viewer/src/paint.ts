@@ -2,7 +2,7 @@
 
 import type { Item } from "./content";
 import type { Mark } from "./data";
-import { type Drawn, type Font, HEADER, type Line, type Rect, type Scene } from "./scene";
+import { type Drawn, type Font, HEADER, type Line, type Port, type Rect, type Scene } from "./scene";
 
 export interface Theme {
   background: string;
@@ -70,22 +70,52 @@ interface Shape {
   alpha?: number;
 }
 
+interface TextLook {
+  font: Font;
+  color: string;
+  align: "left" | "center" | "right";
+  alpha: number;
+  /** The colour around the letters, where lines may lie behind them. */
+  halo?: string | undefined;
+}
+
+interface LineLook {
+  color: string;
+  width: number;
+  alpha: number;
+  arrows: boolean;
+  dash?: boolean;
+}
+
 /** What both a canvas and an SVG document can draw. */
 export interface Painter {
   rect(x: number, y: number, width: number, height: number, radius: number, shape: Shape): void;
   /** Rectangles of one look that do not overlap. */
   rects(rects: readonly Rect[], shape: Shape): void;
-  text(text: string, x: number, y: number, font: Font, color: string, align: CanvasTextAlign, alpha: number, halo?: string): void;
-  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean, arrows: boolean): void;
-  dots(points: readonly { x: number; y: number }[], radius: number, fill: string, stroke: string, alpha: number): void;
+  text(text: string, x: number, y: number, look: TextLook): void;
+  lines(lines: readonly Line[], look: LineLook): void;
+  dots(points: readonly Port[], radius: number, shape: Shape): void;
   measure(text: string, font: Font): number;
 }
 
-/** Draw what is in view.
- *
- * @param zoom Pixels per unit; small details are left out.
- */
-export function paint(scene: Scene, painter: Painter, view: Rect, zoom: number, theme: Theme, emphasis: Emphasis, at = (d: Drawn): Rect => d, lineAlpha = 1): number {
+/** With what a picture is drawn, and how. */
+export interface Style {
+  painter: Painter;
+  /** Pixels per unit; small details are left out. */
+  zoom: number;
+  theme: Theme;
+  emphasis: Emphasis;
+}
+
+/** Draw what is in view; return the number of closed boxes. */
+export function paint(
+  scene: Scene,
+  view: Rect,
+  style: Style,
+  at = (drawn: Drawn): Rect => drawn,
+  lineAlpha = 1,
+): number {
+  const { zoom } = style;
   const visible: [Drawn, Rect][] = [];
   for (const drawn of scene.drawn) {
     if (drawn.around < 0) continue;
@@ -95,31 +125,31 @@ export function paint(scene: Scene, painter: Painter, view: Rect, zoom: number, 
     if (rect.width * zoom < 2) continue;
     visible.push([drawn, rect]);
   }
-  for (const [drawn, rect] of visible) if (drawn.open) paintOpen(painter, drawn, rect, zoom, theme, emphasis);
-  paintLines(scene, painter, view, zoom, theme, emphasis, lineAlpha);
+  for (const [drawn, rect] of visible) if (drawn.open) paintOpen(drawn, rect, style);
+  paintLines(scene, view, style, lineAlpha);
   const closed = visible.filter(([drawn]) => !drawn.open);
-  if (zoom < LEAST_TEXT) paintSmall(painter, closed, zoom, theme, emphasis);
+  if (zoom < LEAST_TEXT) paintSmall(closed, style);
   for (const [drawn, rect] of visible) {
-    if (drawn.open) paintTitle(painter, drawn, rect, zoom, theme, emphasis);
-    else if (zoom >= LEAST_TEXT) paintClosed(painter, drawn, rect, zoom, theme, emphasis);
+    if (drawn.open) paintTitle(drawn, rect, style);
+    else if (zoom >= LEAST_TEXT) paintClosed(drawn, rect, style);
   }
   return closed.length;
 }
 
 /** Draw closed boxes that are too small for text, those that look the same at once. */
-function paintSmall(painter: Painter, closed: [Drawn, Rect][], zoom: number, theme: Theme, emphasis: Emphasis): void {
+function paintSmall(closed: [Drawn, Rect][], style: Style): void {
   const looks = new Map<string, { rects: Rect[]; shape: Shape }>();
   for (const [{ item }, rect] of closed) {
-    const shape = closedShape(item, zoom, theme, emphasis);
+    const shape = closedShape(item, style);
     const key = `${shape.fill} ${shape.stroke} ${shape.width} ${shape.alpha} ${shape.dash}`;
     const known = looks.get(key);
     if (known) known.rects.push(rect);
     else looks.set(key, { rects: [rect], shape });
   }
-  for (const { rects, shape } of looks.values()) painter.rects(rects, shape);
+  for (const { rects, shape } of looks.values()) style.painter.rects(rects, shape);
 }
 
-function closedShape(item: Item, zoom: number, theme: Theme, emphasis: Emphasis): Shape {
+function closedShape(item: Item, { zoom, theme, emphasis }: Style): Shape {
   const { stroke, width } = frameColor(item, theme, emphasis);
   const heat = emphasis.heat(item);
   const fill = heat ? mix(theme.surface, theme.heat, 0.06 + 0.75 * heat.share) : theme.surface;
@@ -145,7 +175,7 @@ function frameColor(item: Item, theme: Theme, emphasis: Emphasis): { stroke: str
   return { stroke: isModule ? theme.moduleBorder : theme.border, width: 1 };
 }
 
-function paintOpen(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, theme: Theme, emphasis: Emphasis): void {
+function paintOpen(drawn: Drawn, rect: Rect, { painter, zoom, theme, emphasis }: Style): void {
   const { stroke, width } = frameColor(drawn.item, theme, emphasis);
   painter.rect(rect.x, rect.y, rect.width, rect.height, 8, {
     fill: drawn.depth % 2 ? theme.open : theme.inner,
@@ -156,26 +186,32 @@ function paintOpen(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, the
   });
 }
 
-function paintTitle(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, theme: Theme, emphasis: Emphasis): void {
+function paintTitle(drawn: Drawn, rect: Rect, { painter, zoom, theme, emphasis }: Style): void {
   if (12 * zoom < 4) return;
   const { item } = drawn;
   const alpha = alphaOf(item, emphasis);
   const heat = emphasis.heat(item);
   const y = rect.y + HEADER / 2 + 1;
-  painter.text(`▾ ${item.title}`, rect.x + 10, y, "title", theme.text, "left", alpha, theme.background);
+  const halo = theme.background;
+  const title: TextLook = { font: "title", color: theme.text, align: "left", alpha, halo };
+  painter.text(`▾ ${item.title}`, rect.x + 10, y, title);
   const right = [item.subtitle, heat?.text].filter(Boolean).join(" · ");
-  if (right) {
+  if (!right) return;
+  const end = rect.x + rect.width;
+  const look: TextLook = { font: "small", color: theme.muted, align: "right", alpha, halo };
+  if (heat) {
     const width = painter.measure(right, "small");
-    if (heat) {
-      painter.rect(rect.x + rect.width - width - 18, y - 9, width + 12, 17, 5, { fill: mix(theme.surface, theme.heat, 0.1 + 0.75 * heat.share), alpha });
-    }
-    painter.text(right, rect.x + rect.width - 12, y, "small", heat ? theme.text : theme.muted, "right", alpha, heat ? undefined : theme.background);
+    const fill = mix(theme.surface, theme.heat, 0.1 + 0.75 * heat.share);
+    painter.rect(end - width - 18, y - 9, width + 12, 17, 5, { fill, alpha });
+    Object.assign(look, { color: theme.text, halo: undefined });
   }
+  painter.text(right, end - 12, y, look);
 }
 
-function paintClosed(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, theme: Theme, emphasis: Emphasis): void {
+function paintClosed(drawn: Drawn, rect: Rect, style: Style): void {
+  const { painter, theme, emphasis } = style;
   const { item } = drawn;
-  const shape = closedShape(item, zoom, theme, emphasis);
+  const shape = closedShape(item, style);
   const alpha = shape.alpha ?? 1;
   const heat = emphasis.heat(item);
   const pill = item.kind === "input" || item.kind === "output";
@@ -192,20 +228,22 @@ function paintClosed(painter: Painter, drawn: Drawn, rect: Rect, zoom: number, t
   const middle = x + (item.kind === "stack" ? rect.width - 8 : rect.width) / 2;
   const color = item.kind === "empty" ? theme.muted : theme.text;
   const title = item.canOpen ? `▸ ${item.title}` : item.title;
-  painter.text(title, middle, y + 13, isModule ? "title" : "text", color, "center", alpha);
+  const small: TextLook = { font: "small", color: theme.muted, align: "center", alpha };
+  painter.text(title, middle, y + 13, { ...small, font: isModule ? "title" : "text", color });
   let line = y + 28;
   const details = [item.subtitle, heat?.text].filter(Boolean).join(" · ");
   if (details) {
-    painter.text(details, middle, line, "small", heat ? theme.text : theme.muted, "center", alpha);
+    painter.text(details, middle, line, heat ? { ...small, color: theme.text } : small);
     line += 14;
   }
   for (const chip of item.chips) {
-    painter.text(chip, middle, line - 1, "small", theme.muted, "center", alpha);
+    painter.text(chip, middle, line - 1, small);
     line += 13;
   }
 }
 
-function paintLines(scene: Scene, painter: Painter, view: Rect, zoom: number, theme: Theme, emphasis: Emphasis, alpha: number): void {
+function paintLines(scene: Scene, view: Rect, style: Style, alpha: number): void {
+  const { painter, zoom, theme, emphasis } = style;
   const inView = (line: Line): boolean =>
     Math.min(line.x1, line.x2) - (line.upwards ? 0 : 4) <= view.x + view.width &&
     Math.max(line.x1, line.x2) + (line.upwards ? 90 : 4) >= view.x &&
@@ -222,22 +260,38 @@ function paintLines(scene: Scene, painter: Painter, view: Rect, zoom: number, th
   const faint = emphasis.lit ? 0.3 : 1;
   const width = Math.max(1.1, 0.7 / zoom);
   const arrows = zoom >= LEAST_TEXT;
-  painter.lines(normal, theme.line, width, alpha * faint, false, arrows);
-  painter.lines(upwards, theme.line, width, alpha * faint, true, arrows);
-  painter.lines(strong, theme.accent, Math.max(2, 1.2 / zoom), alpha, false, arrows);
-  if (4 * zoom > 1.5) {
-    const ports = scene.ports.filter((p) => p.x >= view.x && p.x <= view.x + view.width && p.y >= view.y && p.y <= view.y + view.height);
-    const isStrong = (value: number): boolean => emphasis.values?.has(value) ?? false;
-    painter.dots(ports.filter((p) => !isStrong(p.value)), 2.8, theme.surface, theme.line, alpha * faint);
-    painter.dots(ports.filter((p) => isStrong(p.value)), 3.4, theme.surface, theme.accent, alpha);
-  }
+  const plain: LineLook = { color: theme.line, width, alpha: alpha * faint, arrows };
+  painter.lines(normal, plain);
+  painter.lines(upwards, { ...plain, dash: true });
+  painter.lines(strong, { color: theme.accent, width: Math.max(2, 1.2 / zoom), alpha, arrows });
+  paintPorts(scene, view, style, alpha, faint);
   if (10.5 * zoom < 5) return;
-  for (const label of scene.labels) {
-    if (label.y < view.y - 10 || label.y > view.y + view.height + 10) continue;
-    if (label.x < view.x - 100 || label.x > view.x + view.width + 100) continue;
-    const isStrong = emphasis.values && label.values.some((v) => emphasis.values!.has(v));
-    painter.text(label.text, label.x, label.y, "small", isStrong ? theme.accent : theme.muted, label.align, alpha * (isStrong ? 1 : faint), theme.background);
+  for (const { x, y, text, align, values } of scene.labels) {
+    if (y < view.y - 10 || y > view.y + view.height + 10) continue;
+    if (x < view.x - 100 || x > view.x + view.width + 100) continue;
+    const isStrong = emphasis.values && values.some((v) => emphasis.values!.has(v));
+    painter.text(text, x, y, {
+      font: "small",
+      color: isStrong ? theme.accent : theme.muted,
+      align,
+      alpha: isStrong ? alpha : alpha * faint,
+      halo: theme.background,
+    });
   }
+}
+
+function paintPorts(scene: Scene, view: Rect, style: Style, alpha: number, faint: number): void {
+  const { painter, zoom, theme, emphasis } = style;
+  if (4 * zoom <= 1.5) return;
+  const normal: Port[] = [];
+  const strong: Port[] = [];
+  for (const port of scene.ports) {
+    if (port.x < view.x || port.x > view.x + view.width) continue;
+    if (port.y < view.y || port.y > view.y + view.height) continue;
+    (emphasis.values?.has(port.value) ? strong : normal).push(port);
+  }
+  painter.dots(normal, 2.8, { fill: theme.surface, stroke: theme.line, alpha: alpha * faint });
+  painter.dots(strong, 3.4, { fill: theme.surface, stroke: theme.accent, alpha });
 }
 
 /** Mix two colours given as #rrggbb. */
@@ -286,7 +340,7 @@ export class CanvasPainter implements Painter {
     c.stroke();
   }
 
-  text(text: string, x: number, y: number, font: Font, color: string, align: CanvasTextAlign, alpha: number, halo?: string): void {
+  text(text: string, x: number, y: number, { font, color, align, alpha, halo }: TextLook): void {
     const c = this.context;
     c.font = fontOf(font);
     c.textAlign = align;
@@ -303,7 +357,7 @@ export class CanvasPainter implements Painter {
     c.fillText(text, x, y);
   }
 
-  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean, arrows: boolean): void {
+  lines(lines: readonly Line[], { color, width, alpha, arrows, dash }: LineLook): void {
     if (!lines.length) return;
     const c = this.context;
     c.globalAlpha = alpha;
@@ -337,13 +391,13 @@ export class CanvasPainter implements Painter {
     c.fill();
   }
 
-  dots(points: readonly { x: number; y: number }[], radius: number, fill: string, stroke: string, alpha: number): void {
+  dots(points: readonly Port[], radius: number, { fill, stroke, alpha }: Shape): void {
     const c = this.context;
-    c.globalAlpha = alpha;
+    c.globalAlpha = alpha ?? 1;
     c.setLineDash([]);
     c.lineWidth = 1.1;
-    c.fillStyle = fill;
-    c.strokeStyle = stroke;
+    c.fillStyle = fill ?? "transparent";
+    c.strokeStyle = stroke ?? "transparent";
     c.beginPath();
     for (const { x, y } of points) {
       c.moveTo(x + radius, y);
@@ -376,17 +430,22 @@ function curve({ x1, y1, x2, y2, upwards }: Line): number[] {
   return [x1, y1, x1, middle, x2, middle, x2, y2];
 }
 
+/** A coordinate of a curve whose first control point is at an index; its start lies before that. */
+function bezier(points: readonly number[], index: number, t: number): number {
+  const u = 1 - t;
+  const [start, first] = [points[index - 2], points[index]];
+  const [second, end] = [points[index + 2], points[index + 4]];
+  return u * u * u * start + 3 * u * u * t * first + 3 * u * t * t * second + t * t * t * end;
+}
+
 /** How far a point is from a line, at least approximately. */
 export function distanceTo(line: Line, x: number, y: number): number {
   const points = curve(line);
   let best = Infinity;
   for (let i = 2; i < points.length; i += 6) {
-    const [ax, ay] = [points[i - 2], points[i - 1]];
     for (let k = 0; k <= 12; k++) {
-      const t = k / 12;
-      const u = 1 - t;
-      const px = u * u * u * ax + 3 * u * u * t * points[i] + 3 * u * t * t * points[i + 2] + t * t * t * points[i + 4];
-      const py = u * u * u * ay + 3 * u * u * t * points[i + 1] + 3 * u * t * t * points[i + 3] + t * t * t * points[i + 5];
+      const px = bezier(points, i, k / 12);
+      const py = bezier(points, i + 1, k / 12);
       best = Math.min(best, Math.hypot(px - x, py - y));
     }
   }
@@ -403,7 +462,6 @@ export class SvgPainter implements Painter {
     readonly measure: (text: string, font: Font) => number,
   ) {
     this.svg = this.create("svg", {
-      xmlns: "http://www.w3.org/2000/svg",
       width: Math.ceil(view.width),
       height: Math.ceil(view.height),
       viewBox: `${view.x} ${view.y} ${view.width} ${view.height}`,
@@ -414,7 +472,7 @@ export class SvgPainter implements Painter {
 
   private create(name: string, attributes: Record<string, string | number>): SVGElement {
     const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) if (key !== "xmlns") element.setAttribute(key, String(value));
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
     return element;
   }
 
@@ -443,35 +501,38 @@ export class SvgPainter implements Painter {
     for (const { x, y, width, height } of rects) this.rect(x, y, width, height, 0, shape);
   }
 
-  text(text: string, x: number, y: number, font: Font, color: string, align: CanvasTextAlign, alpha: number, halo?: string): void {
+  text(text: string, x: number, y: number, { font, color, align, alpha, halo }: TextLook): void {
+    const outline = { stroke: halo ?? "", "stroke-width": 3.5, "paint-order": "stroke" };
     const anchor = align === "center" ? "middle" : align === "right" ? "end" : "start";
     const element = this.add("text", {
       x,
-      y,
+      // many programs do not know dominant-baseline
+      y: y + 0.35 * HEIGHTS[font],
       fill: color,
       opacity: alpha,
       "text-anchor": anchor,
-      "dominant-baseline": "central",
       "font-size": HEIGHTS[font],
       "font-weight": SIZES[font].slice(0, 3),
-      ...(halo ? { stroke: halo, "stroke-width": 3.5, "paint-order": "stroke", "stroke-linejoin": "round" } : {}),
+      ...(halo ? { ...outline, "stroke-linejoin": "round" } : {}),
     });
     element.textContent = text;
   }
 
-  lines(lines: readonly Line[], color: string, width: number, alpha: number, dash: boolean, arrows: boolean): void {
+  lines(lines: readonly Line[], { color, width, alpha, arrows, dash }: LineLook): void {
+    const look = { fill: "none", stroke: color, "stroke-width": width, opacity: alpha };
     for (const line of lines) {
       const p = curve(line);
       let d = `M${p[0]} ${p[1]}`;
       for (let i = 2; i < p.length; i += 6) d += `C${p.slice(i, i + 6).join(" ")}`;
-      this.add("path", { d, fill: "none", stroke: color, "stroke-width": width, opacity: alpha, ...(dash ? { "stroke-dasharray": "5 4" } : {}) });
+      this.add("path", { d, ...look, ...(dash ? { "stroke-dasharray": "5 4" } : {}) });
       if (line.arrow && arrows) {
         this.add("path", { d: `M${line.x2} ${line.y2}l-3.4 -6.5h6.8z`, fill: color, opacity: alpha });
       }
     }
   }
 
-  dots(points: readonly { x: number; y: number }[], radius: number, fill: string, stroke: string, alpha: number): void {
-    for (const { x, y } of points) this.add("circle", { cx: x, cy: y, r: radius, fill, stroke, opacity: alpha });
+  dots(points: readonly Port[], radius: number, { fill, stroke, alpha }: Shape): void {
+    const look = { fill: fill ?? "none", stroke: stroke ?? "none", opacity: alpha ?? 1 };
+    for (const { x, y } of points) this.add("circle", { cx: x, cy: y, r: radius, ...look });
   }
 }

@@ -3,19 +3,30 @@
 import type { Item } from "./content";
 import type { Mark, Model } from "./data";
 import { Details } from "./details";
-import { el } from "./dom";
-import { readLink, type Selection, writeLink } from "./link";
+import { el, visible } from "./dom";
+import { readLink, type Selection, shownOpen, writeLink } from "./link";
 import { Minimap } from "./minimap";
 import { Overlay } from "./overlay";
 import { type Hit, Picture } from "./picture";
+import type { Drawn } from "./scene";
 import { Tree } from "./tree";
+
+export type ChangedBy = "choice" | "arrow key";
 
 export interface PaneListener {
   /** The selection or what is open changed. */
-  onChange(pane: Pane): void;
+  onChange(pane: Pane, by: ChangedBy): void;
   onActivate(pane: Pane): void;
   onHover(pane: Pane, hit: Hit, x: number, y: number): void;
   onDraw(pane: Pane): void;
+}
+
+interface SelectOptions {
+  /** Whether to open the boxes around it and to bring it into view. */
+  reveal?: boolean;
+  /** Whether to keep it from the listener. */
+  quiet?: boolean;
+  by?: ChangedBy;
 }
 
 export class Pane {
@@ -32,6 +43,8 @@ export class Pane {
   private readonly details: Details;
   private readonly minimap: Minimap;
   private readonly nodeCounts: Float64Array;
+  /** A link to the first picture, for a way back to it. */
+  private readonly first: string;
 
   constructor(
     readonly model: Model,
@@ -43,10 +56,13 @@ export class Pane {
       class: "picture",
       tabindex: 0,
       role: "application",
-      "aria-label": `picture of ${model.file}; arrow keys move between boxes, Enter opens and closes one, Escape goes to the box around it`,
+      "aria-label":
+        `picture of ${model.file}; arrow keys move between boxes, ` +
+        "Enter opens and closes one, Escape goes to the box around it",
     });
     const small = el("canvas", { class: "minimap", "aria-hidden": "true" });
-    this.element = el("section", { class: "pane" }, canvas, small, showName ? el("div", { class: "pane-name" }, model.file) : null);
+    const name = showName ? el("div", { class: "pane-name" }, visible(model.file)) : null;
+    this.element = el("section", { class: "pane" }, canvas, small, name);
     container.append(this.element);
     this.picture = new Picture(model, canvas, {
       onClick: (hit) => this.onClick(hit),
@@ -58,20 +74,22 @@ export class Pane {
     });
     this.minimap = new Minimap(this.picture, small);
     this.nodeCounts = model.nodeCounts();
-    this.tree = new Tree(model, this.treeElement, {
-      onSelect: (module) => this.selectModule(module),
-      onToggle: () => undefined,
-    });
+    this.tree = new Tree(model, this.treeElement, (module) => this.selectModule(module));
     this.details = new Details(
       model,
       this.picture.builder.contents,
       this.detailsElement,
-      (selection) => this.select(selection),
-      (box) => this.unstack(box),
+      // another value of an edge lies where the one before did: keep the picture as it is
+      (selection) => this.select(selection, { reveal: selection.kind !== "value" || !selection.edge }),
+      {
+        isUnstacked: (box) => this.picture.unstacked.has(box),
+        setUnstacked: (box, on) => this.setUnstacked(box, on),
+      },
     );
     canvas.addEventListener("keydown", (event) => this.onKey(event));
     canvas.addEventListener("focus", () => listener.onActivate(this));
     canvas.addEventListener("pointerdown", () => listener.onActivate(this));
+    this.first = this.link();
     this.showMarks();
     this.showShares();
     this.picture.fit();
@@ -94,8 +112,11 @@ export class Pane {
     const total = nodeCounts[0] || 1;
     this.tree.setShares(
       overlay
-        ? { share: (m) => overlay.share(overlay.values[m]), text: (m) => (overlay.known[m] ? overlay.text(overlay.values[m]) : "") }
-        : { share: (m) => nodeCounts[m] / total, text: (m) => `${nodeCounts[m]} of ${model.nodeCount} nodes` },
+        ? { share: (m) => overlay.share(overlay.values[m]), text: (m) => overlay.textOf(m) }
+        : {
+            share: (m) => nodeCounts[m] / total,
+            text: (m) => `${nodeCounts[m]} of ${model.nodeCount} nodes`,
+          },
     );
   }
 
@@ -126,7 +147,7 @@ export class Pane {
   }
 
   /** Select something and bring it into view. */
-  select(selection: Selection | null, options: { reveal?: boolean; quiet?: boolean } = {}): void {
+  select(selection: Selection | null, options: SelectOptions = {}): void {
     const { picture, model } = this;
     if (selection && options.reveal !== false) {
       if (selection.kind === "box") picture.reveal(selection.box);
@@ -144,7 +165,7 @@ export class Pane {
     this.tree.select(this.selectedModule());
     this.details.show(selection, this.overlays);
     picture.draw();
-    if (!options.quiet) this.listener.onChange(this);
+    if (!options.quiet) this.listener.onChange(this, options.by ?? "choice");
   }
 
   selectModule(module: number): void {
@@ -166,12 +187,27 @@ export class Pane {
     const { selection, picture, model } = this;
     if (!selection) return null;
     if (selection.kind === "box") return picture.keyOf(selection.box);
-    if (selection.kind === "stack") return `s${selection.boxes[0]}-${selection.boxes[selection.boxes.length - 1]}`;
+    if (selection.kind === "stack") return picture.keyOf(selection.boxes[0]);
     if (selection.kind === "module") return `e${selection.module}`;
     const producer = model.producer[selection.value];
     if (producer >= 0) return picture.keyOf(model.boxOfNode(producer));
-    const pill = picture.scene.drawn.find((d) => d.item.kind === "input" && d.item.subject === selection.value);
-    return pill?.item.key ?? null;
+    const { value } = selection;
+    const isPill = ({ item }: Drawn): boolean => item.kind === "input" && item.subject === value;
+    return picture.scene.drawn.find(isPill)?.item.key ?? null;
+  }
+
+  /** What is selected, as a screen reader says it; empty if nothing is. */
+  selectedName(): string {
+    const { selection, picture, model } = this;
+    if (selection?.kind === "value") {
+      return `value ${model.valueNames[selection.value]} ${model.type(selection.value)}`;
+    }
+    const key = this.selectedKey();
+    const index = key === null ? undefined : picture.scene.byKey.get(key);
+    if (index === undefined) return "";
+    const { item, open } = picture.scene.drawn[index];
+    const state = item.canOpen ? (open ? ", open" : ", closed") : "";
+    return `${item.title} ${item.subtitle}${state}`;
   }
 
   /** Draw the selection: the box with its edges, or the way of a value up and down. */
@@ -187,7 +223,8 @@ export class Pane {
       const lit = new Set<string>();
       for (const { item } of picture.scene.drawn) {
         const inside = item.boxes.some((box) => model.nodesIn(box).some((n) => nodes[n] === 1));
-        if (inside || (item.subject >= 0 && item.kind !== "empty" && values.has(item.subject))) lit.add(item.key);
+        const isPill = item.kind === "input" || item.kind === "output";
+        if (inside || (isPill && values.has(item.subject))) lit.add(item.key);
       }
       emphasis.lit = lit;
     } else if (selection && selection.kind !== "module") {
@@ -198,10 +235,12 @@ export class Pane {
 
   private onClick(hit: Hit): void {
     if (!hit) return this.select(null);
-    if (hit.kind === "values") return this.select({ kind: "value", value: hit.values[0] }, { reveal: false });
-    const { item } = hit.drawn;
+    if (hit.kind === "values") {
+      return this.select({ kind: "value", value: hit.values[0], edge: hit.values }, { reveal: false });
+    }
+    const { item, open } = hit.drawn;
     this.cursor = item.key;
-    if (item.canOpen) this.toggle(item);
+    if (item.canOpen && (!open || hit.header)) this.toggle(item);
     this.select(this.selectionOf(item), { reveal: false });
   }
 
@@ -219,8 +258,9 @@ export class Pane {
     this.picture.setOpen(box, !this.picture.open.has(box), item.key);
   }
 
-  private unstack(box: number): void {
-    this.picture.change(() => this.picture.unstacked.add(box), [box]);
+  private setUnstacked(box: number, on: boolean): void {
+    const { unstacked } = this.picture;
+    this.picture.change(() => void (on ? unstacked.add(box) : unstacked.delete(box)), [box]);
     this.select(box === 0 ? null : { kind: "box", box });
   }
 
@@ -237,7 +277,7 @@ export class Pane {
   openToDepth(depth: number): boolean {
     const complete = this.picture.openToDepth(depth);
     this.emphasize();
-    this.listener.onChange(this);
+    this.listener.onChange(this, "choice");
     return complete;
   }
 
@@ -245,21 +285,29 @@ export class Pane {
     return writeLink(this.model, this.picture.open, this.selection);
   }
 
-  /** Restore what a link says. */
+  /** Restore what a link says; without one, the first picture. */
   restore(fragment: string): void {
-    const { open, selection } = readLink(this.model, fragment);
-    const { picture } = this;
-    if (open) {
-      picture.change(() => {
-        picture.open.clear();
-        for (const box of open) picture.open.add(box);
-        picture.builder.clear();
-      }, []);
-    }
+    const { open, selection } = readLink(this.model, fragment.length > 1 ? fragment : this.first);
+    if (open) this.setOpen(open);
     this.select(selection, { quiet: true });
   }
 
+  /** Open these boxes and close all others. */
+  private setOpen(open: ReadonlySet<number>): void {
+    const { picture, model } = this;
+    const before = new Set(shownOpen(model, picture.open));
+    const changed = [...before].filter((box) => !open.has(box));
+    for (const box of open) if (!before.has(box)) changed.push(box);
+    if (!changed.length) return;
+    picture.change(() => {
+      picture.open.clear();
+      for (const box of open) picture.open.add(box);
+    }, changed);
+  }
+
   private onKey(event: KeyboardEvent): void {
+    // the browser's own shortcuts, such as those that zoom the page or go back
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const { picture } = this;
     const key = this.selectedKey();
     const arrows: Record<string, [number, number]> = {
@@ -270,12 +318,12 @@ export class Pane {
     };
     const arrow = arrows[event.key];
     if (arrow && event.shiftKey) picture.pan(arrow[0] * 60, arrow[1] * 60);
-    else if (arrow && !event.altKey) {
+    else if (arrow) {
       const known = this.cursor !== null && picture.scene.byKey.has(this.cursor);
       const item = picture.neighbour(known ? this.cursor : key, arrow[0], arrow[1]);
       if (item) {
         this.cursor = item.key;
-        this.select(this.selectionOf(item), { reveal: false });
+        this.select(this.selectionOf(item), { reveal: false, by: "arrow key" });
         picture.showItem(item.key);
       }
     } else if (event.key === "Enter" || event.key === " ") {

@@ -3,9 +3,13 @@
 import type { Item } from "./content";
 import type { Model } from "./data";
 import { CanvasPainter, distanceTo, type Emphasis, paint, readTheme, SvgPainter, type Theme } from "./paint";
-import { type Drawn, type Rect, type Scene, SceneBuilder } from "./scene";
+import { type Drawn, type Font, HEADER, type Rect, type Scene, SceneBuilder } from "./scene";
 
-export type Hit = { kind: "item"; drawn: Drawn } | { kind: "values"; values: number[] } | null;
+export type Hit =
+  /** An item; of an open box, `header` says whether it is the line with its name. */
+  | { kind: "item"; drawn: Drawn; header: boolean }
+  | { kind: "values"; values: number[] }
+  | null;
 
 export interface Listener {
   /** A click on an item or an edge, or on nothing. */
@@ -20,6 +24,8 @@ const FIRST_DEPTH = 5;
 const DURATION = 260;
 const LARGEST = 4;
 const SMALLEST = 0.02;
+/** How many pixels of an open box close it at least, however small it is drawn. */
+const LEAST_HEADER = 14;
 export const MOST_BOXES = 5000;
 
 export class Picture {
@@ -60,7 +66,14 @@ export class Picture {
     this.openFirst();
     this.layOut();
     this.listen();
-    new ResizeObserver(() => this.draw()).observe(canvas);
+    let hidden = canvas.clientWidth === 0;
+    new ResizeObserver(() => {
+      // a page that was loaded in a hidden frame has no size until it is shown
+      if (hidden && canvas.clientWidth > 0) {
+        hidden = false;
+        this.fit();
+      } else this.draw();
+    }).observe(canvas);
   }
 
   /** Open modules level by level while the picture is easy to read; then one that shows more. */
@@ -113,6 +126,7 @@ export class Picture {
     edit();
     for (const box of changed) this.builder.invalidate(box);
     this.layOut();
+    let origin: Rect | null = null;
     if (kept !== undefined) {
       const old = before.drawn[kept];
       const index = this.scene.byKey.get(anchor!) ?? this.scene.byKey.get(`b${old.item.boxes[0]}`);
@@ -126,11 +140,18 @@ export class Picture {
           rect.x += dx;
           rect.y += dy;
         }
-        this.origin = rects.get(old.item.key) ?? null;
+        origin = rects.get(old.item.key) ?? null;
       }
     }
+    this.origin = origin;
     this.previous = matchMedia("(prefers-reduced-motion: reduce)").matches ? null : rects;
     this.started = performance.now();
+    this.draw();
+  }
+
+  /** End the movement of the last change at once. */
+  finishMove(): void {
+    this.previous = this.origin = null;
     this.draw();
   }
 
@@ -155,8 +176,8 @@ export class Picture {
   keyOf(box: number): string | null {
     for (let b = box; b >= 0; b = this.model.parent[b]) {
       if (this.scene.byKey.has(`b${b}`)) return `b${b}`;
-      const stack = this.scene.drawn.find((d) => d.item.kind === "stack" && d.item.boxes.includes(b));
-      if (stack) return stack.item.key;
+      const stack = this.scene.stackOf.get(b);
+      if (stack !== undefined) return stack;
     }
     return null;
   }
@@ -200,12 +221,26 @@ export class Picture {
     const zoom = Math.min(width / this.scene.width, height / this.scene.height, 1.25);
     const readable = Math.min(1, Math.max(0.55, width / this.scene.width));
     this.view.zoom = whole ? Math.max(zoom, SMALLEST) : Math.max(zoom, Math.min(readable, 1));
-    this.view.x = this.scene.width / 2 - width / 2 / this.view.zoom;
+    const fits = this.scene.width * this.view.zoom <= width;
+    const middle = fits ? this.scene.width / 2 : this.topMiddle();
+    this.view.x = middle - width / 2 / this.view.zoom;
     this.view.y =
       this.scene.height * this.view.zoom <= height
         ? this.scene.height / 2 - height / 2 / this.view.zoom
         : -8;
     this.draw();
+  }
+
+  /** The middle of the uppermost items, where a picture that is too wide for the window begins. */
+  private topMiddle(): number {
+    const { drawn, width } = this.scene;
+    const inside = drawn.filter((d) => d.around === 0);
+    const top = inside.reduce((least, d) => Math.min(least, d.y), Infinity);
+    const uppermost = inside.filter((d) => d.y <= top);
+    if (!uppermost.length) return width / 2;
+    const left = uppermost.reduce((least, d) => Math.min(least, d.x), Infinity);
+    const right = uppermost.reduce((most, d) => Math.max(most, d.x + d.width), -Infinity);
+    return (left + right) / 2;
   }
 
   /** Move so that an item is in view; zoom in if it is too small to read. */
@@ -217,7 +252,10 @@ export class Picture {
     this.view.zoom = Math.max(this.view.zoom, 0.6);
     const { x, y, zoom } = this.view;
     const inside =
-      d.x >= x && d.y >= y && d.x + d.width <= x + width / zoom && d.y + Math.min(d.height, 60) <= y + height / zoom;
+      d.x >= x &&
+      d.y >= y &&
+      d.x + d.width <= x + width / zoom &&
+      d.y + Math.min(d.height, 60) <= y + height / zoom;
     if (!inside) {
       this.view.x = d.x + d.width / 2 - width / 2 / zoom;
       this.view.y = d.height * zoom > height * 0.8 ? d.y - 20 / zoom : d.y + d.height / 2 - height / 2 / zoom;
@@ -294,11 +332,8 @@ export class Picture {
     const moving = this.previous !== null;
     this.drawnCount = paint(
       this.scene,
-      this.painter,
       this.visible(),
-      view.zoom,
-      theme,
-      this.emphasis,
+      { painter: this.painter, zoom: view.zoom, theme, emphasis: this.emphasis },
       moving ? (d) => this.rectNow(d) : undefined,
       moving ? t : 1,
     );
@@ -308,14 +343,16 @@ export class Picture {
   }
 
   visible(): Rect {
-    const { view, canvas } = this;
-    return { x: view.x, y: view.y, width: canvas.clientWidth / view.zoom, height: canvas.clientHeight / view.zoom };
+    const { x, y, zoom } = this.view;
+    const { clientWidth, clientHeight } = this.canvas;
+    return { x, y, width: clientWidth / zoom, height: clientHeight / zoom };
   }
 
-  svg(): SVGSVGElement {
+  svg(theme = this.theme): SVGSVGElement {
     const { scene } = this;
-    const painter = new SvgPainter(scene, this.theme.background, (text, font) => this.painter.measure(text, font));
-    paint(scene, painter, scene, 1, this.theme, this.emphasis);
+    const measure = (text: string, font: Font): number => this.painter.measure(text, font);
+    const painter = new SvgPainter(scene, theme.background, measure);
+    paint(scene, scene, { painter, zoom: 1, theme, emphasis: this.emphasis });
     return painter.svg;
   }
 
@@ -327,7 +364,7 @@ export class Picture {
       if (d.around < 0 || x < d.x || y < d.y || x > d.x + d.width || y > d.y + d.height) continue;
       if (!best || d.depth >= best.depth) best = d;
     }
-    if (best && !best.open) return { kind: "item", drawn: best };
+    if (best && !best.open) return { kind: "item", drawn: best, header: false };
     const reach = 5 / this.view.zoom;
     for (const line of this.scene.lines) {
       const side = line.upwards ? 90 : reach;
@@ -335,14 +372,16 @@ export class Picture {
       if (Math.min(line.y1, line.y2) - reach > y || Math.max(line.y1, line.y2) + reach < y) continue;
       if (distanceTo(line, x, y) <= reach) return { kind: "values", values: line.values };
     }
-    return best ? { kind: "item", drawn: best } : null;
+    if (!best) return null;
+    const header = Math.max(HEADER, LEAST_HEADER / this.view.zoom);
+    return { kind: "item", drawn: best, header: y < best.y + header };
   }
 
   private listen(): void {
     const { canvas } = this;
     let down: { x: number; y: number; moved: boolean } | null = null;
     canvas.addEventListener("pointerdown", (event) => {
-      if (event.button > 1) return;
+      if (event.button !== 0) return;
       down = { x: event.offsetX, y: event.offsetY, moved: false };
       canvas.setPointerCapture(event.pointerId);
     });
@@ -361,6 +400,7 @@ export class Picture {
       if (down && !down.moved) this.listener.onClick(this.hit(event.offsetX, event.offsetY));
       down = null;
     });
+    canvas.addEventListener("pointercancel", () => (down = null));
     canvas.addEventListener("pointerleave", () => this.hover(null, 0, 0));
     canvas.addEventListener(
       "wheel",
@@ -378,7 +418,8 @@ export class Picture {
 
   private hover(hit: Hit, x: number, y: number): void {
     const key = hit?.kind === "item" ? hit.drawn.item.key : null;
-    this.canvas.style.cursor = hit ? "pointer" : "grab";
+    const active = hit && (hit.kind === "values" || !hit.drawn.open || hit.header);
+    this.canvas.style.cursor = active ? "pointer" : "grab";
     if (key !== this.emphasis.hovered) {
       this.emphasis.hovered = key;
       this.draw();

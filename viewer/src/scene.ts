@@ -1,6 +1,6 @@
 /** The picture as a whole: open boxes laid out inside each other, in absolute positions. */
 
-import { type Choices, type Content, ContentBuilder, type Item } from "./content";
+import { type Choices, type Content, ContentBuilder, drawnShape, type Item } from "./content";
 import type { Model } from "./data";
 import { type LaidOut, layOut, type LayoutLink, type Sized } from "./layout";
 
@@ -53,6 +53,8 @@ export interface Scene extends Rect {
   ports: Port[];
   labels: Label[];
   byKey: Map<string, number>;
+  /** The keys of the stacks that stand for boxes. */
+  stackOf: Map<number, string>;
 }
 
 export type Measure = (text: string, font: Font) => number;
@@ -129,6 +131,7 @@ export class SceneBuilder {
       ports: [],
       labels: [],
       byKey: new Map(),
+      stackOf: new Map(),
     };
     this.flatten(root, 0, 0, 0, -1, scene);
     return scene;
@@ -217,6 +220,7 @@ export class SceneBuilder {
     const { item, width, height, inner } = frame;
     scene.drawn.push({ item, x, y, width, height, open: inner !== undefined, depth, around });
     scene.byKey.set(item.key, index);
+    if (item.kind === "stack") for (const box of item.boxes) scene.stackOf.set(box, item.key);
     if (!inner) return;
     const isRoot = around < 0;
     const left = x + (width - inner.laid.width) / 2;
@@ -267,7 +271,7 @@ export class SceneBuilder {
     const rows = new Rows(taken);
     for (const line of starts) {
       const { values } = line;
-      const text = values.length > 1 ? `${values.length} values` : this.model.shape(values[0]);
+      const text = values.length > 1 ? `${values.length} values` : drawnShape(this.model, values[0]);
       if (!text || line.upwards) continue;
       const width = this.measure(text, "small") + 4;
       const sides: ("left" | "right")[] = line.x2 - line.x1 > 6 ? ["right", "left"] : ["left", "right"];
@@ -281,6 +285,10 @@ export class SceneBuilder {
       }
     }
   }
+}
+
+function overlap(a: Rect, b: Rect): boolean {
+  return a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
 }
 
 const ROW = 64;
@@ -304,7 +312,7 @@ class Rows {
   overlaps(rect: Rect): boolean {
     for (let row = Math.floor(rect.y / ROW); row <= Math.floor((rect.y + rect.height) / ROW); row++) {
       for (const other of this.rows.get(row) ?? []) {
-        if (rect.x < other.x + other.width && other.x < rect.x + rect.width && rect.y < other.y + other.height && other.y < rect.y + rect.height) return true;
+        if (overlap(rect, other)) return true;
       }
     }
     return false;

@@ -3,11 +3,6 @@
 import type { Model } from "./data";
 import { el, visible } from "./dom";
 
-export interface TreeListener {
-  onSelect(module: number): void;
-  onToggle(): void;
-}
-
 const ROW = 22;
 
 /** What the bars show: the share of each module, and the text that goes with it. */
@@ -28,7 +23,7 @@ export class Tree {
   constructor(
     private readonly model: Model,
     private readonly root: HTMLElement,
-    private readonly listener: TreeListener,
+    private readonly onSelect: (module: number) => void,
   ) {
     root.setAttribute("role", "tree");
     root.setAttribute("aria-label", "modules");
@@ -63,7 +58,9 @@ export class Tree {
       this.rows.push({ module, depth, position, size });
       if (!this.expanded.has(module)) continue;
       const children = this.model.moduleChildren.of(module);
-      for (let i = children.length - 1; i >= 0; i--) pending.push([children[i], depth + 1, i + 1, children.length]);
+      for (let i = children.length - 1; i >= 0; i--) {
+        pending.push([children[i], depth + 1, i + 1, children.length]);
+      }
     }
     this.space.style.height = `${this.rows.length * ROW}px`;
   }
@@ -100,45 +97,53 @@ export class Tree {
   }
 
   private render(): void {
-    const { root, model } = this;
+    const { root } = this;
     const first = Math.max(0, Math.floor(root.scrollTop / ROW) - 4);
     const last = Math.min(this.rows.length, Math.ceil((root.scrollTop + root.clientHeight) / ROW) + 4);
     const rows: HTMLElement[] = [];
-    for (let i = first; i < last; i++) {
-      const { module, depth, position, size } = this.rows[i];
-      const children = model.moduleChildren.of(module).length;
-      const status = model.status(module);
-      const name = module === 0 ? model.className(0) || model.file : model.text(model.raw.modules.name[module]);
-      const bar = el("span", { class: "bar", "aria-hidden": "true" });
-      bar.style.width = `${100 * this.shares.share(module)}%`;
-      const row = el(
-        "div",
-        {
-          class: `row${status && status !== "nodes" ? " empty" : ""}${this.marked.has(module) ? " marked" : ""}`,
-          role: "treeitem",
-          id: `module-${module}`,
-          "aria-level": depth + 1,
-          "aria-posinset": position,
-          "aria-setsize": size,
-          "aria-selected": module === this.selected ? "true" : "false",
-          "aria-expanded": children ? String(this.expanded.has(module)) : undefined,
-          "data-row": i,
-          title: visible([model.modulePaths[module], this.shares.text(module)].filter(Boolean).join("  ")),
-        },
-        bar,
-        el("span", { class: "twist", "aria-hidden": "true" }, children ? (this.expanded.has(module) ? "▾" : "▸") : ""),
-        el("span", { class: "name" }, visible(name)),
-        module === 0 ? null : el("span", { class: "class" }, visible(model.className(module))),
-        status && status !== "nodes" ? el("span", { class: "status" }, status) : null,
-      );
-      if (i === this.focused) row.classList.add("focused");
-      row.style.top = `${i * ROW}px`;
-      row.style.setProperty("--indent", `${depth * 13}px`);
-      rows.push(row);
-    }
+    for (let i = first; i < last; i++) rows.push(this.row(i));
     this.space.replaceChildren(...rows);
     const focus = this.rows[this.focused];
     if (focus) root.setAttribute("aria-activedescendant", `module-${focus.module}`);
+  }
+
+  private row(index: number): HTMLElement {
+    const { model } = this;
+    const { module, depth, position, size } = this.rows[index];
+    const isParent = model.moduleChildren.of(module).length > 0;
+    const isOpen = this.expanded.has(module);
+    const status = model.status(module) === "nodes" ? "" : model.status(module);
+    const root = model.className(0) || model.file;
+    const name = module === 0 ? root : model.text(model.raw.modules.name[module]);
+    const title = [model.modulePaths[module], this.shares.text(module)].filter(Boolean).join("  ");
+    const bar = el("span", { class: "bar", "aria-hidden": "true" });
+    bar.style.width = `${100 * this.shares.share(module)}%`;
+    const row = el(
+      "div",
+      {
+        class: "row",
+        role: "treeitem",
+        id: `module-${module}`,
+        "aria-level": depth + 1,
+        "aria-posinset": position,
+        "aria-setsize": size,
+        "aria-selected": module === this.selected ? "true" : "false",
+        "aria-expanded": isParent ? String(isOpen) : undefined,
+        "data-row": index,
+        title: visible(title),
+      },
+      bar,
+      el("span", { class: "twist", "aria-hidden": "true" }, isParent ? (isOpen ? "▾" : "▸") : ""),
+      el("span", { class: "name" }, visible(name)),
+      module === 0 ? null : el("span", { class: "class" }, visible(model.className(module))),
+      status ? el("span", { class: "status" }, status) : null,
+    );
+    row.classList.toggle("empty", status !== "");
+    row.classList.toggle("marked", this.marked.has(module));
+    row.classList.toggle("focused", index === this.focused);
+    row.style.top = `${index * ROW}px`;
+    row.style.setProperty("--indent", `${depth * 13}px`);
+    return row;
   }
 
   private toggle(module: number, open = !this.expanded.has(module)): void {
@@ -146,7 +151,6 @@ export class Tree {
     else this.expanded.delete(module);
     this.collect();
     this.render();
-    this.listener.onToggle();
   }
 
   private onClick(event: MouseEvent): void {
@@ -156,10 +160,11 @@ export class Tree {
     this.focused = Number(row.dataset["row"]);
     const { module } = this.rows[this.focused];
     if (target.classList.contains("twist")) this.toggle(module);
-    else this.listener.onSelect(module);
+    else this.onSelect(module);
   }
 
   private onKey(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const row = this.rows[this.focused];
     if (!row) return;
     const children = this.model.moduleChildren.of(row.module).length;
@@ -194,7 +199,7 @@ export class Tree {
       }
       case "Enter":
       case " ":
-        this.listener.onSelect(row.module);
+        this.onSelect(row.module);
         break;
       default:
         return;

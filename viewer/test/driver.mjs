@@ -19,13 +19,13 @@ let page;
 let problems;
 
 const commands = {
-  async open({ url, dark = false, width = 1500, height = 950 }) {
+  async open({ url, dark = false, motion = false, width = 1500, height = 950, ready = "#app" }) {
     await page?.context().close();
     const context = await browser.newContext({
       viewport: { width, height },
       colorScheme: dark ? "dark" : "light",
       acceptDownloads: true,
-      reducedMotion: "reduce",
+      reducedMotion: motion ? "no-preference" : "reduce",
     });
     page = await context.newPage();
     problems = [];
@@ -39,11 +39,16 @@ const commands = {
       if (request.url().split("#")[0] !== url.split("#")[0]) problems.push(`request: ${request.url()}`);
     });
     await page.goto(url);
-    await page.waitForSelector("#app[data-ready]", { timeout: 60000 });
-    return Number(await page.getAttribute("#app", "data-ready"));
+    await page.waitForSelector(`${ready}[data-ready]`, { timeout: 60000 });
+    return Number(await page.getAttribute(ready, "data-ready"));
   },
   problems: async () => problems,
   evaluate: async ({ code }) => (await page.evaluate(code)) ?? null,
+  async evaluate_in_frame({ code }) {
+    const frame = page.frames()[1];
+    await frame.waitForSelector("#app[data-ready]", { state: "attached", timeout: 60000 });
+    return (await frame.evaluate(code)) ?? null;
+  },
   click: async ({ x, y }) => page.mouse.click(x, y),
   press: async ({ key }) => page.keyboard.press(key),
   type: async ({ text }) => page.keyboard.type(text),

@@ -48,6 +48,7 @@ class View(msgspec.Struct, frozen=True):
         page = html.escape(self.path.read_text(encoding="utf-8"), quote=True)
         return (
             f'<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads allow-modals" '
+            f'allow="clipboard-write" title="{html.escape(self.path.name)}" '
             f'style="width: 100%; height: {_NOTEBOOK_HEIGHT}px; border: 1px solid #8884"></iframe>'
         )
 
