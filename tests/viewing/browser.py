@@ -109,7 +109,7 @@ class Browser:
             f"""(() => {{
               const p = {PICTURE.format(pane=pane)};
               const at = p.canvas.getBoundingClientRect();
-              const rows = p.scene.drawn.filter(d => d.around >= 0).map(d => [d.item.key, {{
+              const rows = p.drawing.drawn.filter(d => d.around >= 0).map(d => [d.item.key, {{
                 title: d.item.title, subtitle: d.item.subtitle, kind: d.item.kind, open: d.open,
                 boxes: d.item.boxes, chips: d.item.chips,
                 x: at.x + (d.x - p.view.x) * p.view.zoom, y: at.y + (d.y - p.view.y) * p.view.zoom,

@@ -87,7 +87,7 @@ FRAMES = """(() => {
     links: frame.inner.content.links,
     entering: frame.inner.content.entering, leaving: frame.inner.content.leaving,
     drawn: frame.inner.links.map(l => ({ values: l.values, from: l.from, to: l.to })) }));
-  const shown = new Set(p.scene.drawn.filter(d => d.open).map(d => d.item.boxes[0]));
+  const shown = new Set(p.drawing.drawn.filter(d => d.open).map(d => d.item.boxes[0]));
   const folded = [];
   for (let n = 0; n < p.model.nodeCount; n++) {
     if (p.builder.contents.isFolded(n)) folded.push(n);

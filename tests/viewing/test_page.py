@@ -123,7 +123,7 @@ def test_a_stack_is_drawn_one_by_one_and_again_as_one(browser: Browser, tower: P
     browser.open(tower, "#open=m:0")
     browser.evaluate(
         f"""(() => {{ const p = {PANE};
-          const stack = p.picture.scene.drawn.find(d => d.item.kind === "stack").item;
+          const stack = p.picture.drawing.drawn.find(d => d.item.kind === "stack").item;
           p.select({{ kind: "stack", boxes: stack.boxes }}, {{ reveal: false }}); }})()"""
     )
     browser.button("text=draw them one by one")
@@ -368,7 +368,7 @@ def test_two_files_have_one_scale_of_colours(browser: Browser, tmp_path: Path) -
     assert "15.9 MB" in browser.text(".legend")
     shares = browser.evaluate(
         """modelexportPage.inspect().panes.map(p =>
-             p.picture.scene.drawn.map(d => d.item.title === "b" ? p.overlay.heat(d.item) : null)
+             p.picture.drawing.drawn.map(d => d.item.title === "b" ? p.overlay.heat(d.item) : null)
                .filter(Boolean))"""
     )
     assert shares[0] == shares[1]
@@ -408,7 +408,7 @@ def test_long_and_invisible_texts_are_drawn(browser: Browser, tmp_path: Path) ->
     browser.screenshot("long-names")
     assert all(box["width"] < 1000 for box in browser.boxes().values())
     assert "rtl\\u202eabc\\u0001" in browser.titles()
-    labels = browser.evaluate(f"{PANE}.picture.scene.labels.map(l => l.text)")
+    labels = browser.evaluate(f"{PANE}.picture.drawing.labels.map(l => l.text)")
     assert any(label.startswith("batch_size") for label in labels)
     assert all(len(label) < 50 for label in labels)
     browser.button("summary")
@@ -461,7 +461,7 @@ def test_two_files_side_by_side(browser: Browser, tmp_path: Path) -> None:
     assert browser.find("attention", pane=0)["open"]
     marks = browser.evaluate(
         """modelexportPage.inspect().panes.map(p =>
-             p.picture.scene.drawn.map(d => p.picture.emphasis.mark(d.item)).filter(Boolean))"""
+             p.picture.drawing.drawn.map(d => p.picture.emphasis.mark(d.item)).filter(Boolean))"""
     )
     assert "removed" in marks[0] or "changed" in marks[0]
     assert "added" in marks[1] or "changed" in marks[1]
@@ -480,13 +480,13 @@ def test_in_a_notebook(browser: Browser, tmp_path: Path) -> None:
     browser.evaluate_in_frame("1")  # drawn before it is shown
     browser.evaluate("document.querySelector('#out').style.display = ''")
     middle = """new Promise(done => { const look = () => {
-      const { view, scene, canvas } = modelexportPage.inspect().panes[0].picture;
-      const left = (scene.width / 2 - view.x) * view.zoom;
+      const { view, drawing, canvas } = modelexportPage.inspect().panes[0].picture;
+      const left = (drawing.width / 2 - view.x) * view.zoom;
       if (canvas.clientWidth && Math.abs(left - canvas.clientWidth / 2) < 2) done(true);
       else setTimeout(look, 20); }; look(); })"""
     assert browser.evaluate_in_frame(middle)
     where = """(() => { const p = modelexportPage.inspect().panes[0].picture; p.fit(true);
-      const d = p.scene.drawn.find(d => d.item.title === "encoder");
+      const d = p.drawing.drawn.find(d => d.item.title === "encoder");
       const at = p.canvas.getBoundingClientRect();
       return { open: d.open, x: at.x + (d.x + 30 - p.view.x) * p.view.zoom,
                y: at.y + (d.y + 12 - p.view.y) * p.view.zoom }; })()"""
@@ -548,7 +548,7 @@ def test_every_node_once_and_every_edge(
 
 
 OVERLAPS = """(() => {{
-  const drawn = {pane}.picture.scene.drawn;
+  const drawn = {pane}.picture.drawing.drawn;
   const found = [];
   const inside = new Map();
   drawn.forEach((d, i) => {{
@@ -579,7 +579,7 @@ def test_a_wide_picture_begins_at_its_inputs(browser: Browser, tmp_path: Path) -
     graph = helper.make_graph(nodes, "net", values[:2], values[2:])
     onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
     browser.open(modelexport.view(tmp_path / "m.onnx").path)
-    assert browser.evaluate(f"{PANE}.picture.scene.width") > 4000
+    assert browser.evaluate(f"{PANE}.picture.drawing.width") > 4000
     browser.screenshot("wide")
     at = browser.boxes()["i0.0"]
     assert 270 < at["x"] < 1180
@@ -599,7 +599,7 @@ def test_a_hundred_thousand_nodes(browser: Browser, tmp_path: Path) -> None:
     assert browser.text("h2") == "Sigmoid"
     browser.screenshot("hundred-thousand-node")
     browser.button(ALL)
-    count = browser.evaluate(f"{PANE}.picture.scene.drawn.length")
+    count = browser.evaluate(f"{PANE}.picture.drawing.drawn.length")
     assert 2_000 < count < 20_000
     assert "Too many boxes" in browser.text("footer") or count > 5_000
     assert browser.problems() == []

@@ -50,6 +50,9 @@ export class App {
     private readonly data: PageData,
     root: HTMLElement,
   ) {
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    this.setTheme(dark.matches ? "dark" : "light");
+    dark.addEventListener("change", () => this.setTheme(dark.matches ? "dark" : "light"));
     const middle = el("main", { class: "panes" });
     const above = el("div", { class: "above" }, this.crumbs, this.legend);
     root.append(
@@ -84,7 +87,6 @@ export class App {
     addEventListener("hashchange", () => this.restore());
     addEventListener("beforeprint", () => this.beforePrint());
     addEventListener("afterprint", () => document.querySelector(".print")?.remove());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refreshTheme());
     if (location.hash.length > 1) this.restore();
     for (const pane of this.panes) pane.picture.finishMove();
   }
@@ -261,7 +263,7 @@ export class App {
   private showStatus(pane: Pane): void {
     if (pane !== this.active) return;
     const { picture, model } = pane;
-    const boxes = picture.scene.drawn.length - 1;
+    const boxes = picture.drawing.drawn.length - 1;
     const text = `${formatCount(boxes)} boxes for ${formatCount(model.nodeCount)} nodes`;
     const name = pane.selectedName();
     const line = name ? `${text}, selected: ${visible(name)}` : text;
@@ -318,24 +320,21 @@ export class App {
   /** Print the pictures in light colours, whatever the page has. */
   private beforePrint(): void {
     const { dataset } = document.documentElement;
-    const chosen = dataset["theme"];
+    const theme = dataset["theme"]!;
     dataset["theme"] = "light";
     const light = readTheme(document.body);
-    if (chosen === undefined) delete dataset["theme"];
-    else dataset["theme"] = chosen;
+    dataset["theme"] = theme;
     document.body.append(el("div", { class: "print" }, ...this.panes.map((pane) => pane.picture.svg(light))));
   }
 
   private toggleTheme(): void {
-    const { dataset } = document.documentElement;
-    const preferred = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-    const dark = (dataset["theme"] ?? preferred) === "dark";
-    dataset["theme"] = dark ? "light" : "dark";
-    this.refreshTheme();
+    const theme = document.documentElement.dataset["theme"];
+    this.setTheme(theme === "dark" ? "light" : "dark");
   }
 
-  private refreshTheme(): void {
-    this.panes.forEach((pane) => pane.picture.refreshTheme());
+  private setTheme(theme: string): void {
+    document.documentElement.dataset["theme"] = theme;
+    this.panes?.forEach((pane) => pane.picture.refreshTheme());
   }
 
   private showHelp(): void {

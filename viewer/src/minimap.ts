@@ -30,18 +30,18 @@ export class Minimap {
   }
 
   private frame(): { x: number; y: number; zoom: number } {
-    const { scene } = this.picture;
-    const zoom = Math.min(WIDTH / scene.width, HEIGHT / scene.height);
-    return { x: (WIDTH - scene.width * zoom) / 2, y: (HEIGHT - scene.height * zoom) / 2, zoom };
+    const { drawing } = this.picture;
+    const zoom = Math.min(WIDTH / drawing.width, HEIGHT / drawing.height);
+    return { x: (WIDTH - drawing.width * zoom) / 2, y: (HEIGHT - drawing.height * zoom) / 2, zoom };
   }
 
   draw(): void {
     const { canvas, picture } = this;
-    const { scene } = picture;
+    const { drawing } = picture;
     const view = picture.visible();
     const right = view.x + view.width;
     const bottom = view.y + view.height;
-    const all = view.x <= 0 && view.y <= 0 && right >= scene.width && bottom >= scene.height;
+    const all = view.x <= 0 && view.y <= 0 && right >= drawing.width && bottom >= drawing.height;
     canvas.hidden = all || picture.canvas.clientWidth < LEAST_WIDTH;
     if (canvas.hidden) return;
     const ratio = devicePixelRatio || 1;
@@ -52,7 +52,7 @@ export class Minimap {
     const style = getComputedStyle(canvas);
     c.setTransform(ratio * zoom, 0, 0, ratio * zoom, x * ratio, y * ratio);
     c.fillStyle = style.getPropertyValue("--module");
-    for (const d of scene.drawn) {
+    for (const d of drawing.drawn) {
       // of a large picture only the outermost boxes can be seen
       if (d.around < 0 || (d.depth > 1 && d.width * zoom < 1.5)) continue;
       c.globalAlpha = d.open ? 0.12 : 0.55;

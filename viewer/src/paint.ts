@@ -1,8 +1,8 @@
-/** Draw a scene, on a canvas or as SVG. */
+/** Draw a drawing, on a canvas or as SVG. */
 
 import type { Item } from "./content";
 import type { Mark } from "./data";
-import { type Drawn, type Font, HEADER, type Line, type Port, type Rect, type Scene } from "./scene";
+import { type Drawn, type Font, HEADER, type Line, type Port, type Rect, type Drawing } from "./drawing";
 
 export interface Theme {
   background: string;
@@ -109,7 +109,7 @@ export interface Style {
 
 /** Draw what is in view; return the number of closed boxes. */
 export function paint(
-  scene: Scene,
+  drawing: Drawing,
   view: Rect,
   style: Style,
   at = (drawn: Drawn): Rect => drawn,
@@ -117,7 +117,7 @@ export function paint(
 ): number {
   const { zoom } = style;
   const visible: [Drawn, Rect][] = [];
-  for (const drawn of scene.drawn) {
+  for (const drawn of drawing.drawn) {
     if (drawn.around < 0) continue;
     const rect = at(drawn);
     if (rect.x > view.x + view.width || rect.y > view.y + view.height) continue;
@@ -126,7 +126,7 @@ export function paint(
     visible.push([drawn, rect]);
   }
   for (const [drawn, rect] of visible) if (drawn.open) paintOpen(drawn, rect, style);
-  paintLines(scene, view, style, lineAlpha);
+  paintLines(drawing, view, style, lineAlpha);
   const closed = visible.filter(([drawn]) => !drawn.open);
   if (zoom < LEAST_TEXT) paintSmall(closed, style);
   for (const [drawn, rect] of visible) {
@@ -242,7 +242,7 @@ function paintClosed(drawn: Drawn, rect: Rect, style: Style): void {
   }
 }
 
-function paintLines(scene: Scene, view: Rect, style: Style, alpha: number): void {
+function paintLines(drawing: Drawing, view: Rect, style: Style, alpha: number): void {
   const { painter, zoom, theme, emphasis } = style;
   const inView = (line: Line): boolean =>
     Math.min(line.x1, line.x2) - (line.upwards ? 0 : 4) <= view.x + view.width &&
@@ -252,7 +252,7 @@ function paintLines(scene: Scene, view: Rect, style: Style, alpha: number): void
   const normal: Line[] = [];
   const upwards: Line[] = [];
   const strong: Line[] = [];
-  for (const line of scene.lines) {
+  for (const line of drawing.lines) {
     if (!inView(line)) continue;
     if (emphasis.values && line.values.some((v) => emphasis.values!.has(v))) strong.push(line);
     else (line.upwards ? upwards : normal).push(line);
@@ -264,9 +264,9 @@ function paintLines(scene: Scene, view: Rect, style: Style, alpha: number): void
   painter.lines(normal, plain);
   painter.lines(upwards, { ...plain, dash: true });
   painter.lines(strong, { color: theme.accent, width: Math.max(2, 1.2 / zoom), alpha, arrows });
-  paintPorts(scene, view, style, alpha, faint);
+  paintPorts(drawing, view, style, alpha, faint);
   if (10.5 * zoom < 5) return;
-  for (const { x, y, text, align, values } of scene.labels) {
+  for (const { x, y, text, align, values } of drawing.labels) {
     if (y < view.y - 10 || y > view.y + view.height + 10) continue;
     if (x < view.x - 100 || x > view.x + view.width + 100) continue;
     const isStrong = emphasis.values && values.some((v) => emphasis.values!.has(v));
@@ -280,12 +280,12 @@ function paintLines(scene: Scene, view: Rect, style: Style, alpha: number): void
   }
 }
 
-function paintPorts(scene: Scene, view: Rect, style: Style, alpha: number, faint: number): void {
+function paintPorts(drawing: Drawing, view: Rect, style: Style, alpha: number, faint: number): void {
   const { painter, zoom, theme, emphasis } = style;
   if (4 * zoom <= 1.5) return;
   const normal: Port[] = [];
   const strong: Port[] = [];
-  for (const port of scene.ports) {
+  for (const port of drawing.ports) {
     if (port.x < view.x || port.x > view.x + view.width) continue;
     if (port.y < view.y || port.y > view.y + view.height) continue;
     (emphasis.values?.has(port.value) ? strong : normal).push(port);

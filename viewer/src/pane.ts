@@ -8,7 +8,7 @@ import { readLink, type Selection, shownOpen, writeLink } from "./link";
 import { Minimap } from "./minimap";
 import { Overlay } from "./overlay";
 import { type Hit, Picture } from "./picture";
-import type { Drawn } from "./scene";
+import type { Drawn } from "./drawing";
 import { Tree } from "./tree";
 
 export type ChangedBy = "choice" | "arrow key";
@@ -193,7 +193,7 @@ export class Pane {
     if (producer >= 0) return picture.keyOf(model.boxOfNode(producer));
     const { value } = selection;
     const isPill = ({ item }: Drawn): boolean => item.kind === "input" && item.subject === value;
-    return picture.scene.drawn.find(isPill)?.item.key ?? null;
+    return picture.drawing.drawn.find(isPill)?.item.key ?? null;
   }
 
   /** What is selected, as a screen reader says it; empty if nothing is. */
@@ -203,9 +203,9 @@ export class Pane {
       return `value ${model.valueNames[selection.value]} ${model.type(selection.value)}`;
     }
     const key = this.selectedKey();
-    const index = key === null ? undefined : picture.scene.byKey.get(key);
+    const index = key === null ? undefined : picture.drawing.byKey.get(key);
     if (index === undefined) return "";
-    const { item, open } = picture.scene.drawn[index];
+    const { item, open } = picture.drawing.drawn[index];
     const state = item.canOpen ? (open ? ", open" : ", closed") : "";
     return `${item.title} ${item.subtitle}${state}`;
   }
@@ -221,7 +221,7 @@ export class Pane {
       const { values, nodes } = pathOf(model, selection.value);
       emphasis.values = values;
       const lit = new Set<string>();
-      for (const { item } of picture.scene.drawn) {
+      for (const { item } of picture.drawing.drawn) {
         const inside = item.boxes.some((box) => model.nodesIn(box).some((n) => nodes[n] === 1));
         const isPill = item.kind === "input" || item.kind === "output";
         if (inside || (isPill && values.has(item.subject))) lit.add(item.key);
@@ -319,7 +319,7 @@ export class Pane {
     const arrow = arrows[event.key];
     if (arrow && event.shiftKey) picture.pan(arrow[0] * 60, arrow[1] * 60);
     else if (arrow) {
-      const known = this.cursor !== null && picture.scene.byKey.has(this.cursor);
+      const known = this.cursor !== null && picture.drawing.byKey.has(this.cursor);
       const item = picture.neighbour(known ? this.cursor : key, arrow[0], arrow[1]);
       if (item) {
         this.cursor = item.key;
@@ -327,8 +327,8 @@ export class Pane {
         picture.showItem(item.key);
       }
     } else if (event.key === "Enter" || event.key === " ") {
-      const index = key === null ? undefined : picture.scene.byKey.get(key);
-      const item = index === undefined ? undefined : picture.scene.drawn[index].item;
+      const index = key === null ? undefined : picture.drawing.byKey.get(key);
+      const item = index === undefined ? undefined : picture.drawing.drawn[index].item;
       if (item?.canOpen) {
         this.toggle(item);
         this.select(this.selectionOf(item), { reveal: false });
@@ -342,10 +342,10 @@ export class Pane {
   }
 
   private goOut(key: string | null): void {
-    const index = key === null ? undefined : this.picture.scene.byKey.get(key);
-    const around = index === undefined ? -1 : this.picture.scene.drawn[index].around;
+    const index = key === null ? undefined : this.picture.drawing.byKey.get(key);
+    const around = index === undefined ? -1 : this.picture.drawing.drawn[index].around;
     if (around <= 0) this.select(null);
-    else this.select(this.selectionOf(this.picture.scene.drawn[around].item));
+    else this.select(this.selectionOf(this.picture.drawing.drawn[around].item));
   }
 }
 

@@ -3,7 +3,7 @@
 import type { Item } from "./content";
 import type { Model } from "./data";
 import { CanvasPainter, distanceTo, type Emphasis, paint, readTheme, SvgPainter, type Theme } from "./paint";
-import { type Drawn, type Font, HEADER, type Rect, type Scene, SceneBuilder } from "./scene";
+import { type Drawn, type Font, HEADER, type Rect, type Drawing, DrawingBuilder } from "./drawing";
 
 export type Hit =
   /** An item; of an open box, `header` says whether it is the line with its name. */
@@ -41,13 +41,13 @@ export class Picture {
     heat: () => null,
     mark: () => null,
   };
-  scene!: Scene;
+  drawing!: Drawing;
   view = { x: 0, y: 0, zoom: 1 };
   drawnCount = 0;
   layoutMs = 0;
   drawMs = 0;
 
-  readonly builder: SceneBuilder;
+  readonly builder: DrawingBuilder;
   private readonly painter: CanvasPainter;
   private theme: Theme;
   private previous: Map<string, Rect> | null = null;
@@ -61,7 +61,7 @@ export class Picture {
     private readonly listener: Listener,
   ) {
     this.painter = new CanvasPainter(canvas.getContext("2d")!);
-    this.builder = new SceneBuilder(model, (text, font) => this.painter.measure(text, font));
+    this.builder = new DrawingBuilder(model, (text, font) => this.painter.measure(text, font));
     this.theme = readTheme(canvas);
     this.openFirst();
     this.layOut();
@@ -114,13 +114,13 @@ export class Picture {
 
   layOut(): void {
     const start = performance.now();
-    this.scene = this.builder.build(this.choices());
+    this.drawing = this.builder.build(this.choices());
     this.layoutMs = performance.now() - start;
   }
 
   /** Open or close boxes, keep one item in place, and move the rest smoothly. */
   change(edit: () => void, changed: Iterable<number>, anchor?: string): void {
-    const before = this.scene;
+    const before = this.drawing;
     const rects = new Map(before.drawn.map((d) => [d.item.key, this.rectNow(d)]));
     const kept = anchor === undefined ? undefined : before.byKey.get(anchor);
     edit();
@@ -129,9 +129,9 @@ export class Picture {
     let origin: Rect | null = null;
     if (kept !== undefined) {
       const old = before.drawn[kept];
-      const index = this.scene.byKey.get(anchor!) ?? this.scene.byKey.get(`b${old.item.boxes[0]}`);
+      const index = this.drawing.byKey.get(anchor!) ?? this.drawing.byKey.get(`b${old.item.boxes[0]}`);
       if (index !== undefined) {
-        const now = this.scene.drawn[index];
+        const now = this.drawing.drawn[index];
         const dx = now.x - old.x;
         const dy = now.y - old.y;
         this.view.x += dx;
@@ -169,14 +169,14 @@ export class Picture {
     if (missing.length) {
       this.change(() => missing.forEach((b) => this.open.add(b)), missing);
     }
-    if (!this.scene.byKey.has(`b${box}`) && !this.model.isNode(box)) this.setOpen(box, true);
+    if (!this.drawing.byKey.has(`b${box}`) && !this.model.isNode(box)) this.setOpen(box, true);
   }
 
   /** The key of the drawn item that is or holds a box. */
   keyOf(box: number): string | null {
     for (let b = box; b >= 0; b = this.model.parent[b]) {
-      if (this.scene.byKey.has(`b${b}`)) return `b${b}`;
-      const stack = this.scene.stackOf.get(b);
+      if (this.drawing.byKey.has(`b${b}`)) return `b${b}`;
+      const stack = this.drawing.stackOf.get(b);
       if (stack !== undefined) return stack;
     }
     return null;
@@ -218,22 +218,22 @@ export class Picture {
   /** Show the whole picture, or as much of its top as can be read. */
   fit(whole = false): void {
     const { clientWidth: width, clientHeight: height } = this.canvas;
-    const zoom = Math.min(width / this.scene.width, height / this.scene.height, 1.25);
-    const readable = Math.min(1, Math.max(0.55, width / this.scene.width));
+    const zoom = Math.min(width / this.drawing.width, height / this.drawing.height, 1.25);
+    const readable = Math.min(1, Math.max(0.55, width / this.drawing.width));
     this.view.zoom = whole ? Math.max(zoom, SMALLEST) : Math.max(zoom, Math.min(readable, 1));
-    const fits = this.scene.width * this.view.zoom <= width;
-    const middle = fits ? this.scene.width / 2 : this.topMiddle();
+    const fits = this.drawing.width * this.view.zoom <= width;
+    const middle = fits ? this.drawing.width / 2 : this.topMiddle();
     this.view.x = middle - width / 2 / this.view.zoom;
     this.view.y =
-      this.scene.height * this.view.zoom <= height
-        ? this.scene.height / 2 - height / 2 / this.view.zoom
+      this.drawing.height * this.view.zoom <= height
+        ? this.drawing.height / 2 - height / 2 / this.view.zoom
         : -8;
     this.draw();
   }
 
   /** The middle of the uppermost items, where a picture that is too wide for the window begins. */
   private topMiddle(): number {
-    const { drawn, width } = this.scene;
+    const { drawn, width } = this.drawing;
     const inside = drawn.filter((d) => d.around === 0);
     const top = inside.reduce((least, d) => Math.min(least, d.y), Infinity);
     const uppermost = inside.filter((d) => d.y <= top);
@@ -245,9 +245,9 @@ export class Picture {
 
   /** Move so that an item is in view; zoom in if it is too small to read. */
   showItem(key: string): void {
-    const index = this.scene.byKey.get(key);
+    const index = this.drawing.byKey.get(key);
     if (index === undefined) return;
-    const d = this.scene.drawn[index];
+    const d = this.drawing.drawn[index];
     const { clientWidth: width, clientHeight: height } = this.canvas;
     this.view.zoom = Math.max(this.view.zoom, 0.6);
     const { x, y, zoom } = this.view;
@@ -331,7 +331,7 @@ export class Picture {
     const t = this.progress();
     const moving = this.previous !== null;
     this.drawnCount = paint(
-      this.scene,
+      this.drawing,
       this.visible(),
       { painter: this.painter, zoom: view.zoom, theme, emphasis: this.emphasis },
       moving ? (d) => this.rectNow(d) : undefined,
@@ -349,10 +349,10 @@ export class Picture {
   }
 
   svg(theme = this.theme): SVGSVGElement {
-    const { scene } = this;
+    const { drawing } = this;
     const measure = (text: string, font: Font): number => this.painter.measure(text, font);
-    const painter = new SvgPainter(scene, theme.background, measure);
-    paint(scene, scene, { painter, zoom: 1, theme, emphasis: this.emphasis });
+    const painter = new SvgPainter(drawing, theme.background, measure);
+    paint(drawing, drawing, { painter, zoom: 1, theme, emphasis: this.emphasis });
     return painter.svg;
   }
 
@@ -360,13 +360,13 @@ export class Picture {
     const x = this.view.x + px / this.view.zoom;
     const y = this.view.y + py / this.view.zoom;
     let best: Drawn | null = null;
-    for (const d of this.scene.drawn) {
+    for (const d of this.drawing.drawn) {
       if (d.around < 0 || x < d.x || y < d.y || x > d.x + d.width || y > d.y + d.height) continue;
       if (!best || d.depth >= best.depth) best = d;
     }
     if (best && !best.open) return { kind: "item", drawn: best, header: false };
     const reach = 5 / this.view.zoom;
-    for (const line of this.scene.lines) {
+    for (const line of this.drawing.lines) {
       const side = line.upwards ? 90 : reach;
       if (Math.min(line.x1, line.x2) - reach > x || Math.max(line.x1, line.x2) + side < x) continue;
       if (Math.min(line.y1, line.y2) - reach > y || Math.max(line.y1, line.y2) + reach < y) continue;
@@ -429,10 +429,10 @@ export class Picture {
 
   /** The nearest item in a direction, for the arrow keys. */
   neighbour(key: string | null, dx: number, dy: number): Item | null {
-    const from = key === null ? undefined : this.scene.byKey.get(key);
-    const candidates = this.scene.drawn.filter((d) => !d.open);
+    const from = key === null ? undefined : this.drawing.byKey.get(key);
+    const candidates = this.drawing.drawn.filter((d) => !d.open);
     if (from === undefined) return candidates[0]?.item ?? null;
-    const d = this.scene.drawn[from];
+    const d = this.drawing.drawn[from];
     const cx = d.x + d.width / 2;
     const cy = dy ? d.y + (dy > 0 && d.open ? 0 : d.height / 2) : d.y + Math.min(d.height, 30) / 2;
     let best: Drawn | null = null;

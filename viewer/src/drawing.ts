@@ -47,7 +47,7 @@ export interface Label {
   values: number[];
 }
 
-export interface Scene extends Rect {
+export interface Drawing extends Rect {
   drawn: Drawn[];
   lines: Line[];
   ports: Port[];
@@ -97,7 +97,7 @@ const ROOT_ITEM: Item = {
 };
 
 /** Lays out the open boxes of a model; keeps what did not change since the last time. */
-export class SceneBuilder {
+export class DrawingBuilder {
   readonly contents: ContentBuilder;
   /** A text that is drawn behind the subtitle of an item, such as a result. */
   suffix: (item: Item) => string = () => "";
@@ -119,9 +119,9 @@ export class SceneBuilder {
     this.frames.clear();
   }
 
-  build(choices: Choices): Scene {
+  build(choices: Choices): Drawing {
     const root = this.openFrame(ROOT_ITEM, choices, true);
-    const scene: Scene = {
+    const drawing: Drawing = {
       x: 0,
       y: 0,
       width: root.width,
@@ -133,8 +133,8 @@ export class SceneBuilder {
       byKey: new Map(),
       stackOf: new Map(),
     };
-    this.flatten(root, 0, 0, 0, -1, scene);
-    return scene;
+    this.flatten(root, 0, 0, 0, -1, drawing);
+    return drawing;
   }
 
   private frame(item: Item, choices: Choices): Frame {
@@ -215,18 +215,18 @@ export class SceneBuilder {
     return frame;
   }
 
-  private flatten(frame: Frame, x: number, y: number, depth: number, around: number, scene: Scene): void {
-    const index = scene.drawn.length;
+  private flatten(frame: Frame, x: number, y: number, depth: number, around: number, drawing: Drawing): void {
+    const index = drawing.drawn.length;
     const { item, width, height, inner } = frame;
-    scene.drawn.push({ item, x, y, width, height, open: inner !== undefined, depth, around });
-    scene.byKey.set(item.key, index);
-    if (item.kind === "stack") for (const box of item.boxes) scene.stackOf.set(box, item.key);
+    drawing.drawn.push({ item, x, y, width, height, open: inner !== undefined, depth, around });
+    drawing.byKey.set(item.key, index);
+    if (item.kind === "stack") for (const box of item.boxes) drawing.stackOf.set(box, item.key);
     if (!inner) return;
     const isRoot = around < 0;
     const left = x + (width - inner.laid.width) / 2;
     const top = y + (isRoot ? MARGIN : HEADER);
     inner.frames.forEach((child, i) => {
-      this.flatten(child, left + inner.laid.x[i], top + inner.laid.y[i], depth + 1, index, scene);
+      this.flatten(child, left + inner.laid.x[i], top + inner.laid.y[i], depth + 1, index, drawing);
     });
     const count = inner.frames.length;
     const entering = count + inner.content.entering.length;
@@ -245,21 +245,21 @@ export class SceneBuilder {
         upwards: piece.upwards === true,
       };
       if (fromPort && piece.from[1] === 0) {
-        scene.lines.push({ ...line, y1: y, x2: line.x1, y2: line.y1, arrow: false });
+        drawing.lines.push({ ...line, y1: y, x2: line.x1, y2: line.y1, arrow: false });
       }
       if (piece.end >= entering) {
-        scene.lines.push({ ...line, x1: line.x2, y1: line.y2, y2: bottom, arrow: false });
+        drawing.lines.push({ ...line, x1: line.x2, y1: line.y2, y2: bottom, arrow: false });
       }
-      scene.lines.push(line);
+      drawing.lines.push(line);
       if (!fromPort && !firsts.has(piece.link)) firsts.set(piece.link, line);
     }
-    for (const [value, offset] of inner.entries) scene.ports.push({ x: x + offset, y, value });
-    for (const [value, offset] of inner.exits) scene.ports.push({ x: x + offset, y: bottom, value });
-    this.label(inner, firsts, scene, left, top);
+    for (const [value, offset] of inner.entries) drawing.ports.push({ x: x + offset, y, value });
+    for (const [value, offset] of inner.exits) drawing.ports.push({ x: x + offset, y: bottom, value });
+    this.label(inner, firsts, drawing, left, top);
   }
 
   /** Put a label beside the beginning of each edge where there is room for it. */
-  private label(inner: Inner, firsts: Map<number, Line>, scene: Scene, left: number, top: number): void {
+  private label(inner: Inner, firsts: Map<number, Line>, drawing: Drawing, left: number, top: number): void {
     const taken: Rect[] = inner.frames.map((frame, i) => ({
       x: left + inner.laid.x[i],
       y: top + inner.laid.y[i],
@@ -280,7 +280,7 @@ export class SceneBuilder {
         const rect = { x: align === "left" ? x : x - width, y: line.y1 + 4, width, height: 12 };
         if (rows.overlaps(rect)) continue;
         rows.add(rect);
-        scene.labels.push({ x, y: line.y1 + 11, text, align, values });
+        drawing.labels.push({ x, y: line.y1 + 11, text, align, values });
         break;
       }
     }
