@@ -20,12 +20,18 @@ from torch.onnx._internal.exporter._errors import ConversionError
 
 from modelexport.capture.dynamo_evidence import Translation, read_trace, watch_translation
 from modelexport.capture.fx_trace import FxTraceReader
-from modelexport.capture.hooks import filter_outputs, record_calls, unique_names
-from modelexport.capture.inputs import ModelInputs
+from modelexport.capture.hooks import (
+    OutputFilter,
+    Trees,
+    filter_outputs,
+    record_calls,
+    unique_names,
+)
+from modelexport.capture.inputs import ModelInputs, graph_input_names
 from modelexport.capture.model_state import preserve_model, silence_torch, swap_attributes
 from modelexport.capture.module_tree import forward_args
 from modelexport.capture.trace import Baseline, CallLog, Site, TorchOptions, Trace
-from modelexport.errors import ArgumentError
+from modelexport.errors import ArgumentError, ModelExportError
 from modelexport.graph.flat import subgraph_prefix
 from modelexport.modules.tree import ModuleTree
 
@@ -58,25 +64,46 @@ def export(
         written, translation = _run_torch(model, (), target, options, **names)
         trace = read_trace(written, tree, CallLog(), FxTraceReader(), translation)
         return _baseline(written, trace, target, options)
+    names = options.input_names or graph_input_names(model, inputs)
+    for trees in (Trees.KEEP, Trees.DROP):
+        output_filter = OutputFilter(names or (), trees=trees)
+        try:
+            return _export_in_grad_mode(model, tree, inputs, target, options, names, output_filter)
+        except (ModelExportError, OSError, MemoryError):
+            raise
+        except Exception:
+            # A cache among the outputs may be what torch cannot export.
+            if not output_filter.has_trees:
+                raise
+    raise AssertionError("an attempt returns or raises")
+
+
+def _export_in_grad_mode(model: nn.Module, *arguments: Any) -> Baseline:
+    """Export as the caller's gradient mode says, and without gradients if torch cannot."""
     try:
-        return _export_once(model, tree, inputs, target, options)
+        return _export_once(model, *arguments)
     except ConversionError as error:
         # With gradients torch may capture other kernels than it decomposes to, and then fail on
         # its own program.
         if not torch.is_grad_enabled() or isinstance(error.__cause__, torch.onnx.OnnxExporterError):
             raise
         with torch.no_grad():
-            return _export_once(model, tree, inputs, target, options)
+            return _export_once(model, *arguments)
 
 
 def _export_once(
-    model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: TorchOptions
+    model: nn.Module,
+    tree: ModuleTree,
+    inputs: ModelInputs,
+    target: Path,
+    options: TorchOptions,
+    names: Sequence[str] | None,
+    output_filter: OutputFilter,
 ) -> Baseline:
-    names = options.input_names or inputs.names
     reader = FxTraceReader()
     with (
         preserve_model(model),
-        filter_outputs(model, names or ()) as shape,
+        filter_outputs(model, output_filter) as shape,
         record_calls(model, tree, reader) as recorder,
         watch_branches(model, tree) as branches,
     ):

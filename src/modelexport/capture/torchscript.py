@@ -6,7 +6,7 @@ import inspect
 import mmap
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -19,9 +19,23 @@ from torch import nn
 # file fails.
 from torch.jit._trace import TracerWarning
 
+# Private by its name only: torch's own way to flatten nested arguments.
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
 from modelexport.capture.failure import short_location
-from modelexport.capture.hooks import filter_outputs, hide_hooks_from_jit, record_calls
-from modelexport.capture.inputs import ModelInputs, in_signature_order, name_inputs
+from modelexport.capture.hooks import (
+    OutputFilter,
+    Trees,
+    filter_outputs,
+    hide_hooks_from_jit,
+    record_calls,
+)
+from modelexport.capture.inputs import (
+    ModelInputs,
+    graph_input_names,
+    in_signature_order,
+    name_inputs,
+)
 from modelexport.capture.jit_lowering import Lowering, watch_lowering
 from modelexport.capture.jit_trace import JitTraceReader, inputs_of, kind_of, outputs_of
 from modelexport.capture.model_state import (
@@ -42,7 +56,7 @@ from modelexport.capture.trace import (
     ValueMatcher,
     covered_modules,
 )
-from modelexport.errors import ArgumentError, first_line
+from modelexport.errors import ArgumentError, ModelExportError, first_line
 from modelexport.graph.flat import pause_collector
 from modelexport.modules.tree import ModuleTree
 
@@ -59,10 +73,16 @@ def export(
         ArgumentError: The dynamic shapes are not by input name.
     """
     look_up_values, by_position = True, _needs_positions(model, inputs)
+    trees = Trees.UNPACK
     while True:
         reader = JitTraceReader(look_up_values)
+        ordered = inputs if by_position else in_signature_order(model, inputs)
+        names = options.input_names or graph_input_names(model, ordered)
+        output_filter = OutputFilter(names or (), may_be_numbers=False, trees=trees)
         try:
-            return _export_once(model, tree, inputs, target, options, reader, by_position)
+            return _export_once(
+                model, tree, ordered, target, options, reader, by_position, names, output_filter
+            )
         except _TraceDisturbedError:
             # A look-up added a constant to the trace; without look-ups it is the baseline's.
             look_up_values = False
@@ -71,6 +91,13 @@ def export(
             if by_position:
                 raise
             by_position = True
+        except (ModelExportError, OSError, MemoryError):
+            raise
+        except Exception:
+            # The operations of a cache among the outputs may be what torch cannot export.
+            if not output_filter.has_trees:
+                raise
+            trees = Trees.DROP
 
 
 class _TraceDisturbedError(Exception):
@@ -85,15 +112,15 @@ def _export_once(
     options: TorchOptions,
     reader: JitTraceReader,
     by_position: bool,
+    names: Sequence[str] | None,
+    output_filter: OutputFilter,
 ) -> Baseline:
-    inputs = inputs if by_position else in_signature_order(model, inputs)
-    names = options.input_names or inputs.names
     sink = _Sink()
     external = options.external_data or exceeds_one_file(model)
     with (
         preserve_model(model),
         hide_hooks_from_jit(model),
-        filter_outputs(model, names or (), may_be_numbers=False) as shape,
+        filter_outputs(model, output_filter) as shape,
         record_calls(model, tree, reader) as recorder,
         watch_lowering(reader) as lowering,
         silence_torch(options.verbose),
@@ -131,11 +158,11 @@ def _export_once(
 def _needs_positions(model: nn.Module, inputs: ModelInputs) -> bool:
     """Return whether keyword inputs have to be passed by position.
 
-    The tracer turns numbers among the keywords, and among the defaults that it adds, into inputs
+    The tracer takes no objects, such as caches. It turns numbers among the keywords, and among the defaults that it adds, into inputs
     of the file; and it does not know keywords that forward has no name for.
     """
-    if not inputs.kwargs:
-        return False
+    if not inputs.kwargs or inputs.holds_tree:
+        return inputs.holds_tree
     parameters = inspect.signature(model.forward).parameters
     defaults = {name: item.default for name, item in parameters.items()}
     values = (defaults | name_inputs(model, inputs)).values()
@@ -148,6 +175,8 @@ def _rebind_by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...
 
     `preserve_model` restores it.
     """
+    if inputs.holds_tree:
+        return _rebind_by_leaf(model, inputs)
     named = name_inputs(model, inputs)
     constants = {n: v for n, v in named.items() if v is None or isinstance(v, int | float | str)}
     tensors = {n: v for n, v in named.items() if n not in constants}
@@ -158,6 +187,24 @@ def _rebind_by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...
 
     model.forward = forward
     return tuple(tensors.values())
+
+
+def _rebind_by_leaf(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:
+    """Rebind forward to take the tensors of all inputs by position, and return these.
+
+    It rebuilds the objects that hold them.
+    """
+    leaves, spec = tree_flatten((inputs.args, inputs.kwargs))
+    original = model.forward
+
+    def forward(*tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        values = (next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        args, kwargs = tree_unflatten(values, spec)
+        return original(*args, **kwargs)
+
+    model.forward = forward
+    return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _dynamic_axes(dynamic_shapes: Any, names: Any) -> dict[str, dict[int, str]] | None:
