@@ -175,9 +175,8 @@ def named_input_leaves(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
     names = itertools.chain(single, (f"{variadic}_{number}" for number in itertools.count()))
     named = (*zip(names, inputs.args, strict=False), *inputs.kwargs.items())
     leaves = [leaf for name, value in named for leaf in named_leaves(name, value)]
-    return dict(
-        zip(unique_names((n for n, _ in leaves), set()), (v for _, v in leaves), strict=True)
-    )
+    unique = unique_names((name for name, _ in leaves), set())
+    return {name: value for name, (_, value) in zip(unique, leaves, strict=True)}
 
 
 def graph_input_names(model: nn.Module, inputs: ModelInputs) -> list[str] | None:

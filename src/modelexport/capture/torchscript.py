@@ -22,6 +22,7 @@ from torch.jit._trace import TracerWarning
 # Private by its name only: torch's own way to flatten nested arguments.
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from modelexport.capture.dynamic_shapes import flatten_shapes
 from modelexport.capture.failure import short_location
 from modelexport.capture.hooks import (
     OutputFilter,
@@ -56,7 +57,7 @@ from modelexport.capture.trace import (
     ValueMatcher,
     covered_modules,
 )
-from modelexport.errors import ArgumentError, ModelExportError, first_line
+from modelexport.errors import ModelExportError, first_line
 from modelexport.graph.flat import pause_collector
 from modelexport.modules.tree import ModuleTree
 
@@ -116,6 +117,7 @@ def _export_once(
     output_filter: OutputFilter,
 ) -> Baseline:
     sink = _Sink()
+    axes = flatten_shapes(model, inputs, options.dynamic_shapes, names)
     external = options.external_data or exceeds_one_file(model)
     with (
         preserve_model(model),
@@ -143,7 +145,7 @@ def _export_once(
             opset_version=options.opset_version,
             input_names=names,
             output_names=options.output_names or shape.names,
-            dynamic_axes=_dynamic_axes(options.dynamic_shapes, names),
+            dynamic_axes=axes,
         )
     if reader.disturbed:
         raise _TraceDisturbedError
@@ -158,8 +160,9 @@ def _export_once(
 def _needs_positions(model: nn.Module, inputs: ModelInputs) -> bool:
     """Return whether keyword inputs have to be passed by position.
 
-    The tracer takes no objects, such as caches. It turns numbers among the keywords, and among the defaults that it adds, into inputs
-    of the file; and it does not know keywords that forward has no name for.
+    The tracer takes no objects, such as caches. It turns numbers among the keywords, and among the
+    defaults that it adds, into inputs of the file; and it does not know keywords that forward has
+    no name for.
     """
     if not inputs.kwargs or inputs.holds_tree:
         return inputs.holds_tree
@@ -205,27 +208,6 @@ def _rebind_by_leaf(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:
 
     model.forward = forward
     return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-
-
-def _dynamic_axes(dynamic_shapes: Any, names: Any) -> dict[str, dict[int, str]] | None:
-    """Convert `dynamic_shapes` by input name to the `dynamic_axes` that this exporter takes."""
-    if not dynamic_shapes:
-        return None
-    if not isinstance(dynamic_shapes, Mapping) or names is None:
-        raise ArgumentError(
-            "the torchscript exporter needs dynamic_shapes by input name",
-            hint="pass a dict such as {'input_ids': {0: 'batch'}} together with keyword inputs "
-            "or input_names",
-        )
-    axes: dict[str, dict[int, str]] = {}
-    for name, dims in dynamic_shapes.items():
-        items = dims.items() if isinstance(dims, Mapping) else enumerate(dims or ())
-        axes[name] = {
-            axis: dim if isinstance(dim, str) else getattr(dim, "__name__", f"{name}_{axis}")
-            for axis, dim in items
-            if dim is not None and not isinstance(dim, int)
-        }
-    return axes
 
 
 class _Sink:
