@@ -30,6 +30,7 @@ from modelexport.capture.hooks import (
 )
 from modelexport.capture.inputs import ModelInputs, graph_input_names
 from modelexport.capture.model_state import preserve_model, silence_torch, swap_attributes
+from modelexport.capture.program_names import name_program
 from modelexport.capture.trace import Baseline, CallLog, Site, TorchOptions, Trace
 from modelexport.errors import ArgumentError, ModelExportError
 from modelexport.graph.flat import subgraph_prefix
@@ -60,7 +61,7 @@ def export(
     """
     if isinstance(model, ExportedProgram):
         # A program has its inputs, shapes and calls in it already.
-        chosen = {"input_names": options.input_names, "output_names": options.output_names}
+        chosen = name_program(model, options.input_names, options.output_names)
         written, translation = _run_torch(model, (), target, options, **chosen)
         trace = read_trace(written, tree, CallLog(), FxTraceReader(), translation)
         return _baseline(written, trace, target, options)

@@ -99,19 +99,20 @@ def flatten_tree(value: object) -> dict[str, Any] | None:
         leaves = _pytree.tree_leaves(value)
     except Exception:  # whatever a registered function raises, this object cannot be flattened
         return None
-    paths = _attribute_paths(value)
+    paths: dict[int, deque[str]] = {}
+    for path, item in attribute_paths(value):
+        paths.setdefault(id(item), deque()).append(path)
     names = [paths[id(leaf)].popleft() if paths.get(id(leaf)) else "" for leaf in leaves]
     if not all(names):
         names = _key_names(value, len(leaves))
     return dict(zip(names, leaves, strict=True))
 
 
-def _attribute_paths(value: object) -> dict[int, deque[str]]:
-    """Return the paths of what an object holds in its attributes, by the id of what is held."""
-    paths: dict[int, deque[str]] = {}
+def attribute_paths(value: object) -> Iterator[tuple[str, object]]:
+    """Yield what a value holds in its attributes and items, however nested, with the path to it."""
     seen: set[int] = set()
 
-    def visit(item: object, path: str) -> None:
+    def visit(item: object, path: str) -> Iterator[tuple[str, object]]:
         children: Mapping[Any, Any] = {}
         if isinstance(item, Mapping):
             children = item
@@ -120,14 +121,13 @@ def _attribute_paths(value: object) -> dict[int, deque[str]]:
         elif not isinstance(item, _OPAQUE) and hasattr(item, "__dict__"):
             children = vars(item)
         if not children:
-            paths.setdefault(id(item), deque()).append(path)
+            yield path, item
         elif id(item) not in seen:
             seen.add(id(item))
             for key, child in children.items():
-                visit(child, f"{path}.{key}" if path else str(key))
+                yield from visit(child, f"{path}.{key}" if path else str(key))
 
-    visit(value, "")
-    return paths
+    return visit(value, "")
 
 
 def _key_names(value: object, count: int) -> list[str]:
