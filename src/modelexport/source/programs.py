@@ -56,7 +56,11 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
             hint="it may be of another version of torch, or damaged; "
             "save it again with torch.export.save",
         ) from error
-    program.example_inputs = _rebuild_inputs(program)
+    if any(isinstance(leaf, _StandIn) for leaf in _pytree.tree_leaves(program.example_inputs)):
+        try:
+            program.example_inputs = _rebuild_inputs(program)
+        except ValueError:  # torch compares them with the signature
+            program.example_inputs = None
     return program
 
 
@@ -121,10 +125,7 @@ def _rebuild_inputs(program: torch.export.ExportedProgram) -> Any:
 
     The objects are those that the program's signature describes. None if they do not fit.
     """
-    inputs = program.example_inputs
-    if not any(isinstance(leaf, _StandIn) for leaf in _pytree.tree_leaves(inputs)):
-        return inputs
-    held = dict(attribute_paths(inputs))
+    held = dict(attribute_paths(program.example_inputs))
     expected = placeholder_inputs(program)
     path_of = {id(item): path for path, item in attribute_paths(expected)}
     paths = [path_of.get(id(leaf)) for leaf in _pytree.tree_leaves(expected)]
