@@ -271,6 +271,9 @@ def test_objects_in_a_tuple_are_named_by_position() -> None:
     assert filtered.names == ["output_0", "output_1.links.left", "output_1.links.right"]
     filtered(nn.Identity(), (), Ring(torch.ones(1), torch.ones(2)))
     assert filtered.names == ["output.links.left", "output.links.right"]
+    filtered(nn.Identity(), (), (torch.ones(1), Counted(torch.ones(1), 3)))
+    assert filtered.names == ["output_0", "output_1.value"]
+    assert filtered.dropped == ["1.count: int"]
     dropped = OutputFilter(trees=Trees.DROP)
     kept = dropped(nn.Identity(), (), (torch.ones(1), Ring(torch.ones(1), torch.ones(2))))
     assert (len(kept), dropped.dropped, dropped.names) == (1, ["1: Ring"], [])

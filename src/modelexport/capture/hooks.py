@@ -268,10 +268,13 @@ class OutputFilter:
         self._taken = set(taken)
         self._may_be_numbers = may_be_numbers
         self._trees = trees
+        self._taken_out: set[str] = set()
+        """The names of tensors that are returned without the object that holds them."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Return what is left of an output; None if nothing was changed."""
         self.dropped = []
+        self._taken_out = set()
         fields = self._keep(_named_fields(output))
         if not any(holds_tensor(value) for value in fields.values()):
             raise ArgumentError(
@@ -280,9 +283,9 @@ class OutputFilter:
                 "wrap the model so that it returns one",
             )
         kept = list(fields.values())
-        self.has_trees = holds_tree(kept)
-        is_named = isinstance(output, Mapping) or dataclasses.is_dataclass(output)
-        if is_named or self.has_trees:
+        self.has_trees = bool(self._taken_out) or holds_tree(kept)
+        is_named = not isinstance(output, tuple | list)
+        if isinstance(output, Mapping) or dataclasses.is_dataclass(output) or self.has_trees:
             self.names[:] = self._output_names(fields, is_named)
         if self.has_trees and self._trees is Trees.UNPACK:
             return tuple(without_trees(value) for value in kept if value is not None)
@@ -305,6 +308,7 @@ class OutputFilter:
             named = {f"{name}.{path}": leaf for path, leaf in leaves.items() if leaf is not None}
             tensors = {n: leaf for n, leaf in named.items() if isinstance(leaf, torch.Tensor)}
             kept.update(tensors)
+            self._taken_out.update(tensors)
             others = {n: leaf for n, leaf in named.items() if n not in tensors}
             self.dropped += [
                 f"{n}: {type(leaf).__name__}"
@@ -316,11 +320,11 @@ class OutputFilter:
         """Return the names of all tensors; what a tuple returns has its position in its name."""
         names = []
         for field, value in fields.items():
-            field = field if is_named or not field.isdecimal() else f"output_{field}"
-            for name, leaf in named_leaves(field, value):
+            in_object = field in self._taken_out or holds_tree(value)
+            for name, leaf in named_leaves(field if is_named else f"output_{field}", value):
                 if isinstance(leaf, torch.Tensor):
                     # What an object holds is often an input and an output, as in a cache.
-                    is_repeated = name in self._taken and holds_tree(value)
+                    is_repeated = in_object and name in self._taken
                     names.append(f"output.{name}" if is_repeated else name)
         return unique_names(map(self._legal, names), self._taken)
 
