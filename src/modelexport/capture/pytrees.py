@@ -38,9 +38,9 @@ def register_caches(model: nn.Module | None = None) -> None:
     """
     if "transformers.cache_utils" not in sys.modules:  # then there is no cache
         return
-    for register in cache_registrations(model):
+    register = next(cache_registrations(model), None)
+    if register is not None:
         register()
-        return
 
 
 def cache_registrations(model: nn.Module | None = None) -> Iterator[Callable[[], None]]:
