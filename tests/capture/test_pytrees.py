@@ -365,6 +365,38 @@ def test_a_live_program_with_a_cache(tmp_path: Path) -> None:
     assert modelexport.verify(program, None, report.onnx_path).agrees
 
 
+class Strict:
+    """A class that takes no other tensors than those of the model."""
+
+    def __init__(self, value: Tensor) -> None:
+        assert value.dim() == 2
+        self.value = value
+
+
+_pytree.register_pytree_node(
+    Strict,
+    lambda own: ([own.value], None),
+    lambda leaves, _: Strict(*leaves),
+    flatten_with_keys_fn=lambda own: ([(_pytree.GetAttrKey("value"), own.value)], None),
+)
+
+
+class ReturnsStrict(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Strict:
+        return Strict(self.fc(x))
+
+
+def test_torch_names_what_cannot_be_rebuilt(tmp_path: Path) -> None:
+    program = torch.export.export(ReturnsStrict(), (torch.ones(2, 4),))
+    report = modelexport.export_model(program, None, tmp_path / "p.onnx")
+    assert names(report.hierarchy.export.outputs) == ["linear"]
+    assert modelexport.verify(program, None, report.onnx_path).agrees
+
+
 def test_transformers_still_has_what_is_called() -> None:
     """If it moves, caches are dropped without an error."""
     from transformers.exporters import exporter_dynamo

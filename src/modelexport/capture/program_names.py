@@ -46,7 +46,10 @@ def _placeholder(argument: object) -> Any:
 
 def _input_names(program: ExportedProgram) -> list[str] | None:
     """Return names as an export of the model gives them; None if no input is an object."""
-    args, kwargs = placeholder_inputs(program)
+    try:
+        args, kwargs = placeholder_inputs(program)
+    except Exception:  # a class of the caller that takes no such tensors
+        return None
     if not holds_tree((args, kwargs)):
         return None
     # Undocumented: the signature of the root, with the names of forward's arguments.
@@ -62,7 +65,9 @@ def _output_names(program: ExportedProgram, taken: Sequence[str]) -> list[str] |
     """Return names as an export of the model gives them; None if no output is an object."""
     specs = program.graph_signature.output_specs
     leaves = [_placeholder(spec.arg) for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
-    output = tree_unflatten(leaves, program.call_spec.out_spec)
     output_filter = OutputFilter(taken)
-    output_filter(nn.Module(), (), output)
+    try:
+        output_filter(nn.Module(), (), tree_unflatten(leaves, program.call_spec.out_spec))
+    except Exception:  # a class of the caller that takes no such tensors
+        return None
     return output_filter.names if output_filter.has_trees else None

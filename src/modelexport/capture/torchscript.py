@@ -87,18 +87,17 @@ def export(
         except _TraceDisturbedError:
             # A look-up added a constant to the trace; without look-ups it is the baseline's.
             look_up_values = False
-        except TypeError:
-            # The tracer passes keywords by position and adds defaults, which many models reject.
-            if by_position:
-                raise
-            by_position = True
         except (ModelExportError, OSError, MemoryError):
             raise
-        except Exception:
-            # The operations of a cache among the outputs may be what torch cannot export.
-            if not output_filter.has_trees:
+        except Exception as error:
+            if isinstance(error, TypeError) and not by_position:
+                # The tracer passes keywords by position and adds defaults, which models may reject.
+                by_position = True
+            elif output_filter.has_trees:
+                # The operations of a cache among the outputs may be what torch cannot export.
+                trees = Trees.DROP
+            else:
                 raise
-            trees = Trees.DROP
 
 
 class _TraceDisturbedError(Exception):

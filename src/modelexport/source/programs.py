@@ -59,7 +59,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
     if any(isinstance(leaf, _StandIn) for leaf in _pytree.tree_leaves(program.example_inputs)):
         try:
             program.example_inputs = _rebuild_inputs(program)
-        except ValueError:  # torch compares them with the signature
+        except Exception:  # torch compares them with the signature
             program.example_inputs = None
     return program
 
