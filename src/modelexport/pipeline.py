@@ -84,7 +84,9 @@ def export_model(
     Args:
         model: A module, or a program of `torch.export`.
         example_inputs: A tensor, a tuple of positional inputs or a dict of keyword inputs; or both
-            kinds, as `(a, {"b": b})` or `((a,), {"b": b})`. None for a program, which has its own.
+            kinds, as `(a, {"b": b})` or `((a,), {"b": b})`. Inputs may be nested, and objects of
+            classes that are registered with `torch.export`, such as caches. None for a program,
+            which has its own.
         output_path: A name that ends in `.onnx`; the sidecar and a data file are named after it.
         strategy: `auto`, `fx`, `htp`, `usage_based` or a registered one.
         optimize: Let the exporter optimise the graph.

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 import modelexport
-from architectures import ARCHITECTURES
 from modelexport.capture.hooks import OutputFilter
 from modelexport.capture.inputs import ModelInputs, bind_inputs, check_model_runs, parse_inputs
 from modelexport.capture.model_state import preserve_model, silence_torch
@@ -269,14 +268,6 @@ def test_outputs_that_are_not_tensors_are_dropped_and_reported(
         "hidden_0",
         "hidden_1",
     ]
-
-
-def test_a_cache_is_dropped(tmp_path: Path) -> None:
-    model, inputs = ARCHITECTURES["llama"]()
-    model.config.use_cache = True
-    report = modelexport.export_model(model, inputs, tmp_path / "m.onnx")
-    assert report.strategy == "fx"
-    assert report.dropped_outputs == ("past_key_values: DynamicCache",)
 
 
 def test_an_output_named_like_an_input_gets_another_name() -> None:

@@ -11,8 +11,10 @@ import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 import modelexport
+from caches import KEYS, decode_step
 from folders import KINDS, save
 from modelexport.errors import SourceError
 from modelexport.source.dynamic_axes import Axes, PreparedInputs, export_dynamic, prepare_inputs
@@ -182,6 +184,34 @@ def test_every_output_is_compared_at_a_second_size(whole: bool, tmp_path: Path) 
     )
     assert ["fixed sequence" in note for note in notes] == [True]
     assert report.hierarchy.export.inputs[0].shape == (2, 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("mask", [False, True])
+def test_the_length_of_a_cache_is_dynamic(mask: bool, strategy: str, tmp_path: Path) -> None:
+    """A mask over all tokens has to grow with the cache of those before."""
+    model, inputs = decode_step("llama", mask)
+    source = LoadedModel(model, "llama", inputs)
+    prepared = prepare_inputs(source, InputRequest(), True, {}, seed=0)
+    assert prepared.axes is not None
+    length = {name: prepared.axes[name][2] for name in KEYS}
+    assert length == dict.fromkeys(KEYS, "past_key_values_2")
+    assert all(axes[0] == "batch" for axes in prepared.axes.values())
+    export = partial(
+        modelexport.export_model, model, prepared.inputs, tmp_path / "m.onnx", strategy
+    )
+    report, notes = export_dynamic(export, model, prepared, may_drop=True, on_step=lambda _: None)
+    assert notes == []
+    other = dict(prepared.inputs)
+    other["past_key_values"] = tree_map(
+        lambda tensor: torch.cat([tensor] * 3, 0).repeat(1, 1, 2, 1), other["past_key_values"]
+    )
+    other["input_ids"] = torch.cat([other["input_ids"]] * 3)
+    if mask:
+        total = 14 + other["input_ids"].shape[1]
+        other["attention_mask"] = torch.ones(len(other["input_ids"]), total, dtype=torch.long)
+    assert modelexport.verify(model, other, report.onnx_path).agrees
 
 
 @pytest.mark.regression

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,21 @@ from torch.export import ExportedProgram
 # its base class. If torch moves it, importing the exporter fails.
 from torch.onnx._internal.exporter._errors import ConversionError
 
+from modelexport.capture.dynamic_shapes import nest_shapes
 from modelexport.capture.dynamo_evidence import Translation, read_trace, watch_translation
 from modelexport.capture.fx_trace import FxTraceReader
-from modelexport.capture.hooks import filter_outputs, record_calls, unique_names
-from modelexport.capture.inputs import ModelInputs
+from modelexport.capture.hooks import (
+    OutputFilter,
+    Trees,
+    filter_outputs,
+    record_calls,
+    unique_names,
+)
+from modelexport.capture.inputs import ModelInputs, graph_input_names
 from modelexport.capture.model_state import preserve_model, silence_torch, swap_attributes
-from modelexport.capture.module_tree import forward_args
+from modelexport.capture.program_names import name_program
 from modelexport.capture.trace import Baseline, CallLog, Site, TorchOptions, Trace
-from modelexport.errors import ArgumentError
+from modelexport.errors import ArgumentError, ModelExportError
 from modelexport.graph.flat import subgraph_prefix
 from modelexport.modules.tree import ModuleTree
 
@@ -54,29 +61,50 @@ def export(
     """
     if isinstance(model, ExportedProgram):
         # A program has its inputs, shapes and calls in it already.
-        names = {"input_names": options.input_names, "output_names": options.output_names}
-        written, translation = _run_torch(model, (), target, options, **names)
+        chosen = name_program(model, options.input_names, options.output_names)
+        written, translation = _run_torch(model, (), target, options, **chosen)
         trace = read_trace(written, tree, CallLog(), FxTraceReader(), translation)
         return _baseline(written, trace, target, options)
+    names = options.input_names or graph_input_names(model, inputs)
+    for trees in (Trees.KEEP, Trees.DROP):
+        output_filter = OutputFilter(names or (), trees=trees)
+        try:
+            return _export_in_grad_mode(model, tree, inputs, target, options, names, output_filter)
+        except (ModelExportError, OSError, MemoryError):
+            raise
+        except Exception:
+            # A cache among the outputs may be what torch cannot export.
+            if not output_filter.has_trees:
+                raise
+    raise AssertionError("an attempt returns or raises")
+
+
+def _export_in_grad_mode(model: nn.Module, *arguments: Any) -> Baseline:
+    """Export as the caller's gradient mode says, and without gradients if torch cannot."""
     try:
-        return _export_once(model, tree, inputs, target, options)
+        return _export_once(model, *arguments)
     except ConversionError as error:
         # With gradients torch may capture other kernels than it decomposes to, and then fail on
         # its own program.
         if not torch.is_grad_enabled() or isinstance(error.__cause__, torch.onnx.OnnxExporterError):
             raise
         with torch.no_grad():
-            return _export_once(model, tree, inputs, target, options)
+            return _export_once(model, *arguments)
 
 
 def _export_once(
-    model: nn.Module, tree: ModuleTree, inputs: ModelInputs, target: Path, options: TorchOptions
+    model: nn.Module,
+    tree: ModuleTree,
+    inputs: ModelInputs,
+    target: Path,
+    options: TorchOptions,
+    names: Sequence[str] | None,
+    output_filter: OutputFilter,
 ) -> Baseline:
-    names = options.input_names or inputs.names
     reader = FxTraceReader()
     with (
         preserve_model(model),
-        filter_outputs(model, names or ()) as shape,
+        filter_outputs(model, output_filter) as shape,
         record_calls(model, tree, reader) as recorder,
         watch_branches(model, tree) as branches,
     ):
@@ -88,27 +116,12 @@ def _export_once(
             kwargs=inputs.kwargs or None,
             input_names=names,
             output_names=options.output_names or shape.names,
-            dynamic_shapes=_add_missing_inputs(model, inputs, options.dynamic_shapes),
+            dynamic_shapes=nest_shapes(model, inputs, options.dynamic_shapes),
         )
     trace = read_trace(written, tree, recorder.log(), reader, translation)
     scopes = {**trace.scopes, **dict(branches.sites(written.model.graph))}
     trace = msgspec.structs.replace(trace, scopes=scopes, ran_in_subgraphs=frozenset(branches.ran))
     return _baseline(written, trace, target, options, shape.dropped)
-
-
-def _add_missing_inputs(model: nn.Module, inputs: ModelInputs, dynamic_shapes: Any) -> Any:
-    """Return dynamic shapes by name with an entry for every input, as torch.export needs them."""
-    by_name = isinstance(dynamic_shapes, Mapping)
-    if not by_name or not all(isinstance(name, str) for name in dynamic_shapes):
-        return dynamic_shapes
-    arguments = list(forward_args(model))
-    shapes: dict[str, Any] = dict.fromkeys((*arguments[: len(inputs.args)], *inputs.kwargs))
-    shapes.update(dynamic_shapes)
-    keywords = next((name.removeprefix("**") for name in arguments if name.startswith("**")), None)
-    extra = {n: dims for n, dims in shapes.items() if n in inputs.kwargs and n not in arguments}
-    if keywords is None or not extra:
-        return shapes
-    return {**{n: dims for n, dims in shapes.items() if n not in extra}, keywords: extra}
 
 
 def _run_torch(

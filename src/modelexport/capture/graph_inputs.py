@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from modelexport.capture.hooks import flatten_tensors
-from modelexport.capture.inputs import ModelInputs
-from modelexport.capture.module_tree import forward_args
+from modelexport.capture.inputs import ModelInputs, named_input_leaves
 from modelexport.errors import ArgumentError, plural
 from modelexport.tagged.example_inputs import Array, numeric_kind
 from modelexport.tagged.tables import tensor_infos
@@ -30,8 +29,8 @@ def match_inputs(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) 
     """
     initializers = {tensor.name for tensor in graph.initializer}
     wanted = [value for value in graph.input if value.name not in initializers]
-    named = {**dict(zip(forward_args(model), inputs.args, strict=False)), **inputs.kwargs}
-    by_name = {n: as_array(value) for n, value in named.items() if isinstance(value, torch.Tensor)}
+    leaves = named_input_leaves(model, inputs)
+    by_name = {n: as_array(leaf) for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     if all(value.name in by_name for value in wanted):
         feeds = {value.name: by_name[value.name] for value in wanted}
     else:

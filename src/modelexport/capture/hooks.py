@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -12,6 +13,14 @@ import torch
 from torch import nn
 
 from modelexport.capture.model_state import swap_attributes
+from modelexport.capture.pytrees import (
+    flatten_tree,
+    holds_tree,
+    is_tree,
+    named_leaves,
+    register_caches,
+    without_trees,
+)
 from modelexport.capture.trace import Call, CallLog
 from modelexport.errors import ArgumentError
 from modelexport.modules.tree import ModuleTree
@@ -19,10 +28,11 @@ from modelexport.modules.tree import ModuleTree
 Leaf = torch.Tensor | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 
 
-def flatten_leaves(value: object) -> Iterator[Leaf]:
+def flatten_leaves(value: object, with_trees: bool = True) -> Iterator[Leaf]:
     """Yield the tensors and numbers in a value, however nested.
 
-    Numbers count because a tracer turns sizes into tensors.
+    Numbers count because a tracer turns sizes into tensors. `with_trees` includes those in objects
+    that torch can flatten, such as caches.
     """
     if isinstance(value, Leaf):
         yield value
@@ -32,15 +42,17 @@ def flatten_leaves(value: object) -> Iterator[Leaf]:
         items = value.values()
     elif isinstance(value, list | tuple):
         items = value
+    elif is_tree(value):
+        items = (flatten_tree(value) or {}).values() if with_trees else ()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         items = (getattr(value, field.name, None) for field in dataclasses.fields(value))
     for item in items:
-        yield from flatten_leaves(item)
+        yield from flatten_leaves(item, with_trees)
 
 
-def flatten_tensors(value: object) -> Iterator[torch.Tensor]:
+def flatten_tensors(value: object, with_trees: bool = True) -> Iterator[torch.Tensor]:
     """Yield the tensors in a value, however nested."""
-    return (leaf for leaf in flatten_leaves(value) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in flatten_leaves(value, with_trees) if isinstance(leaf, torch.Tensor))
 
 
 def holds_tensor(value: object) -> bool:
@@ -228,6 +240,15 @@ def record_calls(model: nn.Module, tree: ModuleTree, reader: TraceReader) -> Ite
         yield recorder
 
 
+class Trees(enum.Enum):
+    """What becomes of objects that torch can flatten, such as caches, among the outputs."""
+
+    KEEP = enum.auto()
+    UNPACK = enum.auto()
+    """The tensors that they hold are outputs: the tracer takes no objects."""
+    DROP = enum.auto()
+
+
 class OutputFilter:
     """A forward hook for the root that drops what is not a tensor and notes the outputs' names.
 
@@ -235,29 +256,77 @@ class OutputFilter:
     after the capture, so no extra forward pass is needed to know the names.
     """
 
-    def __init__(self, taken: Sequence[str] = (), may_be_numbers: bool = True) -> None:
+    def __init__(
+        self, taken: Sequence[str] = (), may_be_numbers: bool = True, trees: Trees = Trees.KEEP
+    ) -> None:
+        """Name outputs apart from the `taken` names, and by a number only if that is valid."""
         self.names: list[str] = []
         self.dropped: list[str] = []
         """The name and the type of each dropped output."""
+        self.has_trees = False
+        """Whether outputs are in objects."""
         self._taken = set(taken)
         self._may_be_numbers = may_be_numbers
+        self._trees = trees
+        self._taken_out: set[str] = set()
+        """The names of tensors that are returned without the object that holds them."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Return what is left of an output; None if nothing was changed."""
-        fields = _named_fields(output)
-        kept = {name: value for name, value in fields.items() if _is_exportable(value)}
-        self.dropped = [f"{n}: {type(v).__name__}" for n, v in fields.items() if n not in kept]
-        if not any(holds_tensor(value) for value in kept.values()):
+        self.dropped = []
+        self._taken_out = set()
+        fields = self._keep(_named_fields(output))
+        if not any(holds_tensor(value) for value in fields.values()):
             raise ArgumentError(
                 f"the model returns no tensor ({type(output).__name__})",
                 hint="an ONNX graph needs at least one tensor output; "
                 "wrap the model so that it returns one",
             )
-        if isinstance(output, Mapping) or dataclasses.is_dataclass(output):
-            self.names[:] = unique_names(map(self._legal, _flat_names(kept)), self._taken)
+        kept = list(fields.values())
+        self.has_trees = bool(self._taken_out) or holds_tree(kept)
+        is_named = not isinstance(output, tuple | list)
+        if isinstance(output, Mapping) or dataclasses.is_dataclass(output) or self.has_trees:
+            self.names[:] = self._output_names(fields, is_named)
+        if self.has_trees and self._trees is Trees.UNPACK:
+            return tuple(without_trees(value) for value in kept if value is not None)
         if self.dropped or not isinstance(output, torch.Tensor | Mapping | tuple | list):
-            return tuple(value for value in kept.values() if value is not None)
+            return tuple(value for value in kept if value is not None)
         return None
+
+    def _keep(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that can be exported, with only the tensors of an object that cannot.
+
+        The others are noted as dropped.
+        """
+        kept: dict[str, Any] = {}
+        for name, value in fields.items():
+            keeps_trees = self._trees is not Trees.DROP
+            if _is_exportable(value) and (keeps_trees or not holds_tree(value)):
+                kept[name] = value
+                continue
+            leaves = (flatten_tree(value) or {}) if keeps_trees and is_tree(value) else {}
+            named = {f"{name}.{path}": leaf for path, leaf in leaves.items() if leaf is not None}
+            tensors = {n: leaf for n, leaf in named.items() if isinstance(leaf, torch.Tensor)}
+            kept.update(tensors)
+            self._taken_out.update(tensors)
+            others = {n: leaf for n, leaf in named.items() if n not in tensors}
+            self.dropped += [
+                f"{n}: {type(leaf).__name__}"
+                for n, leaf in (others if tensors else {name: value}).items()
+            ]
+        return kept
+
+    def _output_names(self, fields: Mapping[str, Any], is_named: bool) -> list[str]:
+        """Return the names of all tensors; what a tuple returns has its position in its name."""
+        names = []
+        for field, value in fields.items():
+            in_object = field in self._taken_out or holds_tree(value)
+            for name, leaf in named_leaves(field if is_named else f"output_{field}", value):
+                if isinstance(leaf, torch.Tensor):
+                    # What an object holds is often an input and an output, as in a cache.
+                    is_repeated = in_object and name in self._taken
+                    names.append(f"output.{name}" if is_repeated else name)
+        return unique_names(map(self._legal, names), self._taken)
 
     def _legal(self, name: str) -> str:
         """Return a valid name: ONNX has no empty names, and torch.jit none that are numbers."""
@@ -292,31 +361,19 @@ def _named_fields(output: Any) -> dict[str, Any]:
 def _is_exportable(value: Any) -> bool:
     if isinstance(value, tuple | list | dict):
         return all(map(_is_exportable, value.values() if isinstance(value, dict) else value))
+    if is_tree(value):
+        leaves = list((flatten_tree(value) or {}).values())
+        return any(map(holds_tensor, leaves)) and all(map(_is_exportable, leaves))
     return value is None or isinstance(value, torch.Tensor)
-
-
-def _flat_names(fields: Mapping[str, Any]) -> list[str]:
-    names: list[str] = []
-    for name, value in fields.items():
-        if isinstance(value, torch.Tensor):
-            names.append(name)
-        elif isinstance(value, Mapping | tuple | list):
-            names.extend(f"{name}_{inner}" for inner in _flat_names(_named_fields(value)))
-    return names
 
 
 @contextmanager
 def filter_outputs(
-    model: nn.Module, taken: Sequence[str] = (), may_be_numbers: bool = True
+    model: nn.Module, output_filter: OutputFilter | None = None
 ) -> Iterator[OutputFilter]:
-    """Let the model return tensors only while the block runs.
-
-    Args:
-        model: The model.
-        taken: The names of its inputs, which no output may have.
-        may_be_numbers: Whether an output may have a number as its name.
-    """
-    output_filter = OutputFilter(taken, may_be_numbers)
+    """Let the model return only what can be exported while the block runs."""
+    register_caches(model)
+    output_filter = output_filter or OutputFilter()
     # A compiled module takes no hooks, and can return nothing but tensors.
     compiled = isinstance(model, torch.jit.ScriptModule)
     with nullcontext() if compiled else model.register_forward_hook(output_filter):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,20 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+# Private by its name only: torch's own way to map over nested arguments.
+from torch.utils._pytree import tree_map_only
+
 from modelexport.capture.failure import model_run_error
-from modelexport.capture.hooks import holds_tensor
+from modelexport.capture.hooks import holds_tensor, unique_names
 from modelexport.capture.model_state import check_has_weights, preserve_model, silence_torch
 from modelexport.capture.module_tree import forward_args
+from modelexport.capture.pytrees import (
+    flatten_tree,
+    holds_tree,
+    is_tree,
+    named_leaves,
+    register_caches,
+)
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
 
 
@@ -44,6 +55,11 @@ class ModelInputs:
         others = [value for name, value in self.kwargs.items() if name not in names]
         return None if any(map(holds_tensor, others)) else names
 
+    @property
+    def holds_tree(self) -> bool:
+        """Whether an input is an object that torch flattens, such as a cache."""
+        return holds_tree((self.args, self.kwargs))
+
 
 def parse_inputs(example_inputs: object) -> ModelInputs:
     """Check example inputs as the caller passes them.
@@ -55,6 +71,7 @@ def parse_inputs(example_inputs: object) -> ModelInputs:
     Raises:
         ArgumentTypeError: They are of another type, or one of them is.
     """
+    register_caches()
     hint = (
         "pass a tensor, a tuple of positional inputs, a dict of keyword inputs, "
         "or a tuple that ends in such a dict"
@@ -76,8 +93,8 @@ def parse_inputs(example_inputs: object) -> ModelInputs:
         if not _is_input(value):
             raise ArgumentTypeError(
                 f"example input {name!r} is {describe_type(value)}",
-                hint="inputs are tensors, or plain constants that stay fixed; "
-                "convert arrays with torch.as_tensor",
+                hint="inputs are tensors, plain constants that stay fixed, or objects of a class "
+                "that is registered with torch.export; convert arrays with torch.as_tensor",
             )
     return inputs
 
@@ -90,6 +107,7 @@ def read_inputs(model: nn.Module | ExportedProgram, example_inputs: object) -> M
         ArgumentTypeError: An input has the wrong type.
     """
     if not isinstance(model, ExportedProgram):
+        register_caches(model)
         return bind_inputs(model, parse_inputs(example_inputs))
     if example_inputs is not None:
         raise ArgumentError("a program has its own inputs", hint="pass None as example_inputs")
@@ -135,6 +153,9 @@ def in_signature_order(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
 def _is_input(value: object) -> bool:
     if isinstance(value, Mapping | tuple | list):
         return all(map(_is_input, value.values() if isinstance(value, Mapping) else value))
+    if is_tree(value):
+        leaves = flatten_tree(value)
+        return leaves is not None and all(map(_is_input, leaves.values()))
     return value is None or isinstance(value, torch.Tensor | bool | int | float | str)
 
 
@@ -143,8 +164,39 @@ def name_inputs(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
     return dict(zip(forward_args(model), inputs.args, strict=False)) | inputs.kwargs
 
 
+def named_input_leaves(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
+    """Return the leaves of all inputs in the order in which torch flattens them, by name.
+
+    Positional inputs have the names of forward's arguments.
+    """
+    arguments = forward_args(model)
+    single = list(itertools.takewhile(lambda name: not name.startswith("*"), arguments))
+    variadic = next((name.lstrip("*") for name in arguments if name.startswith("*")), "args")
+    names = itertools.chain(single, (f"{variadic}_{number}" for number in itertools.count()))
+    named = (*zip(names, inputs.args, strict=False), *inputs.kwargs.items())
+    leaves = [leaf for name, value in named for leaf in named_leaves(name, value)]
+    unique = unique_names((name for name, _ in leaves), set())
+    return {name: value for name, (_, value) in zip(unique, leaves, strict=True)}
+
+
+def graph_input_names(model: nn.Module, inputs: ModelInputs) -> list[str] | None:
+    """Return the names of the inputs in the file; None if torch chooses them."""
+    if not inputs.holds_tree:
+        return inputs.names
+    leaves = named_input_leaves(model, inputs)
+    return [name for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
+
+
+def copy_inputs(inputs: ModelInputs) -> ModelInputs:
+    """Copy inputs with the objects among them, which a model may change, but not the tensors."""
+    given = (inputs.args, inputs.kwargs)
+    args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor, given)
+    return dataclasses.replace(inputs, args=args, kwargs=kwargs)
+
+
 def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
     """Run the model without gradients and in evaluation mode; it is left as it was."""
+    inputs = copy_inputs(inputs) if inputs.holds_tree else inputs
     with silence_torch(verbose=False), preserve_model(model), torch.no_grad():
         return model(*inputs.args, **inputs.kwargs)
 

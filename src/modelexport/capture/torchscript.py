@@ -6,7 +6,7 @@ import inspect
 import mmap
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -19,9 +19,24 @@ from torch import nn
 # file fails.
 from torch.jit._trace import TracerWarning
 
+# Private by its name only: torch's own way to flatten nested arguments.
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from modelexport.capture.dynamic_shapes import flatten_shapes
 from modelexport.capture.failure import short_location
-from modelexport.capture.hooks import filter_outputs, hide_hooks_from_jit, record_calls
-from modelexport.capture.inputs import ModelInputs, in_signature_order, name_inputs
+from modelexport.capture.hooks import (
+    OutputFilter,
+    Trees,
+    filter_outputs,
+    hide_hooks_from_jit,
+    record_calls,
+)
+from modelexport.capture.inputs import (
+    ModelInputs,
+    graph_input_names,
+    in_signature_order,
+    name_inputs,
+)
 from modelexport.capture.jit_lowering import Lowering, watch_lowering
 from modelexport.capture.jit_trace import JitTraceReader, inputs_of, kind_of, outputs_of
 from modelexport.capture.model_state import (
@@ -42,7 +57,7 @@ from modelexport.capture.trace import (
     ValueMatcher,
     covered_modules,
 )
-from modelexport.errors import ArgumentError, first_line
+from modelexport.errors import ModelExportError, first_line
 from modelexport.graph.flat import pause_collector
 from modelexport.modules.tree import ModuleTree
 
@@ -59,18 +74,30 @@ def export(
         ArgumentError: The dynamic shapes are not by input name.
     """
     look_up_values, by_position = True, _needs_positions(model, inputs)
+    trees = Trees.UNPACK
     while True:
         reader = JitTraceReader(look_up_values)
+        ordered = inputs if by_position else in_signature_order(model, inputs)
+        names = options.input_names or graph_input_names(model, ordered)
+        output_filter = OutputFilter(names or (), may_be_numbers=False, trees=trees)
         try:
-            return _export_once(model, tree, inputs, target, options, reader, by_position)
+            return _export_once(
+                model, tree, ordered, target, options, reader, by_position, names, output_filter
+            )
         except _TraceDisturbedError:
             # A look-up added a constant to the trace; without look-ups it is the baseline's.
             look_up_values = False
-        except TypeError:
-            # The tracer passes keywords by position and adds defaults, which many models reject.
-            if by_position:
+        except (ModelExportError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            if isinstance(error, TypeError) and not by_position:
+                # The tracer passes keywords by position and adds defaults, which models may reject.
+                by_position = True
+            elif output_filter.has_trees:
+                # The operations of a cache among the outputs may be what torch cannot export.
+                trees = Trees.DROP
+            else:
                 raise
-            by_position = True
 
 
 class _TraceDisturbedError(Exception):
@@ -85,15 +112,16 @@ def _export_once(
     options: TorchOptions,
     reader: JitTraceReader,
     by_position: bool,
+    names: Sequence[str] | None,
+    output_filter: OutputFilter,
 ) -> Baseline:
-    inputs = inputs if by_position else in_signature_order(model, inputs)
-    names = options.input_names or inputs.names
     sink = _Sink()
+    axes = flatten_shapes(model, inputs, options.dynamic_shapes, names)
     external = options.external_data or exceeds_one_file(model)
     with (
         preserve_model(model),
         hide_hooks_from_jit(model),
-        filter_outputs(model, names or (), may_be_numbers=False) as shape,
+        filter_outputs(model, output_filter) as shape,
         record_calls(model, tree, reader) as recorder,
         watch_lowering(reader) as lowering,
         silence_torch(options.verbose),
@@ -116,7 +144,7 @@ def _export_once(
             opset_version=options.opset_version,
             input_names=names,
             output_names=options.output_names or shape.names,
-            dynamic_axes=_dynamic_axes(options.dynamic_shapes, names),
+            dynamic_axes=axes,
         )
     if reader.disturbed:
         raise _TraceDisturbedError
@@ -131,11 +159,12 @@ def _export_once(
 def _needs_positions(model: nn.Module, inputs: ModelInputs) -> bool:
     """Return whether keyword inputs have to be passed by position.
 
-    The tracer turns numbers among the keywords, and among the defaults that it adds, into inputs
-    of the file; and it does not know keywords that forward has no name for.
+    The tracer takes no objects, such as caches. It turns numbers among the keywords, and among the
+    defaults that it adds, into inputs of the file; and it does not know keywords that forward has
+    no name for.
     """
-    if not inputs.kwargs:
-        return False
+    if not inputs.kwargs or inputs.holds_tree:
+        return inputs.holds_tree
     parameters = inspect.signature(model.forward).parameters
     defaults = {name: item.default for name, item in parameters.items()}
     values = (defaults | name_inputs(model, inputs)).values()
@@ -148,6 +177,8 @@ def _rebind_by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...
 
     `preserve_model` restores it.
     """
+    if inputs.holds_tree:
+        return _rebind_by_leaf(model, inputs)
     named = name_inputs(model, inputs)
     constants = {n: v for n, v in named.items() if v is None or isinstance(v, int | float | str)}
     tensors = {n: v for n, v in named.items() if n not in constants}
@@ -160,25 +191,22 @@ def _rebind_by_position(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...
     return tuple(tensors.values())
 
 
-def _dynamic_axes(dynamic_shapes: Any, names: Any) -> dict[str, dict[int, str]] | None:
-    """Convert `dynamic_shapes` by input name to the `dynamic_axes` that this exporter takes."""
-    if not dynamic_shapes:
-        return None
-    if not isinstance(dynamic_shapes, Mapping) or names is None:
-        raise ArgumentError(
-            "the torchscript exporter needs dynamic_shapes by input name",
-            hint="pass a dict such as {'input_ids': {0: 'batch'}} together with keyword inputs "
-            "or input_names",
-        )
-    axes: dict[str, dict[int, str]] = {}
-    for name, dims in dynamic_shapes.items():
-        items = dims.items() if isinstance(dims, Mapping) else enumerate(dims or ())
-        axes[name] = {
-            axis: dim if isinstance(dim, str) else getattr(dim, "__name__", f"{name}_{axis}")
-            for axis, dim in items
-            if dim is not None and not isinstance(dim, int)
-        }
-    return axes
+def _rebind_by_leaf(model: nn.Module, inputs: ModelInputs) -> tuple[Any, ...]:
+    """Rebind forward to take the tensors of all inputs by position, and return these.
+
+    It rebuilds the objects that hold them.
+    """
+    leaves, spec = tree_flatten((inputs.args, inputs.kwargs))
+    original = model.forward
+
+    def forward(*tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        values = (next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+        args, kwargs = tree_unflatten(values, spec)
+        return original(*args, **kwargs)
+
+    model.forward = forward
+    return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 class _Sink:

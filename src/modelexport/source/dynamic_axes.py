@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,12 +37,7 @@ from modelexport.source.example_inputs import (
     resize_axis,
 )
 from modelexport.source.load import LoadedModel, load_source
-from modelexport.verification.records import (
-    Array,
-    Tolerance,
-    is_comparable,
-    measure_difference,
-)
+from modelexport.verification.records import Array, Tolerance, is_comparable, measure_difference
 from modelexport.verification.runtime import OPTIMIZED, Session, import_onnxruntime
 
 _TOLERANCE = 1e-2
@@ -199,14 +195,44 @@ def _find_groups(model: nn.Module, inputs: ModelInputs, example: ExampleInputs) 
     for candidate in _candidate_groups(named_tensors(model, inputs)):
         if any(axis in group for group in groups for axis in candidate):
             continue
-        name, axis = candidate[0]
-        size = named_tensors(model, inputs)[name].shape[axis]
+        size = _size_of(model, inputs, candidate)
         for larger in _at_other_sizes(model, inputs, candidate):
             if can_run(model, larger):
                 groups.append(candidate)
                 inputs = larger if size < 2 else inputs
                 break
-    return inputs, _label(groups)
+    return inputs, _label([*groups, *_find_joint_groups(model, inputs, groups)])
+
+
+def _find_joint_groups(
+    model: nn.Module, inputs: ModelInputs, found: Iterable[AxisGroup]
+) -> list[AxisGroup]:
+    """Find groups of axes of objects that change only if other axes grow by as much.
+
+    That is how a mask over all tokens grows with the cache of those before.
+    """
+    taken = {axis for group in found for axis in group}
+    free = [
+        group
+        for group in _candidate_groups(named_tensors(model, inputs))
+        if taken.isdisjoint(group) and _size_of(model, inputs, group) > 1
+    ]
+    others = list(itertools.filterfalse(_is_in_objects, free))
+    for group, other in itertools.product(filter(_is_in_objects, free), others):
+        if any(can_run(model, one) for one in _at_other_sizes(model, inputs, group, other)):
+            return [group, other]
+    return []
+
+
+def _is_in_objects(group: AxisGroup) -> bool:
+    """Return whether all axes are of tensors in objects: those have a path as their name."""
+    return all("." in name for name, _ in group)
+
+
+def _size_of(model: nn.Module, inputs: ModelInputs, group: AxisGroup) -> int:
+    """Return the size along a group of axes."""
+    name, axis = group[0]
+    return named_tensors(model, inputs)[name].shape[axis]
 
 
 def _differing_axes(
@@ -239,12 +265,16 @@ def _candidate_groups(tensors: Mapping[str, torch.Tensor]) -> list[AxisGroup]:
 
 
 def _at_other_sizes(
-    model: nn.Module, inputs: ModelInputs, group: AxisGroup
+    model: nn.Module, inputs: ModelInputs, *groups: AxisGroup
 ) -> Iterator[ModelInputs]:
-    """Resize a group of axes to one more, and to one less: there may be a largest size."""
-    name, axis = group[0]
-    size = named_tensors(model, inputs)[name].shape[axis]
-    return (_resize_group(model, inputs, group, size + step) for step in (1, -1) if size + step > 1)
+    """Resize groups of axes to one more, and to one less: there may be a largest size."""
+    sizes = [_size_of(model, inputs, group) for group in groups]
+    for step in (1, -1):
+        if all(size + step > 1 for size in sizes):
+            resized = inputs
+            for group, size in zip(groups, sizes, strict=True):
+                resized = _resize_group(model, resized, group, size + step)
+            yield resized
 
 
 def _resize_group(
@@ -258,11 +288,16 @@ def _resize_group(
 
 
 def _label(groups: Iterable[AxisGroup]) -> dict[str, AxisGroup]:
-    """Label first axes `batch`, the first other group `sequence`, and others by input and axis."""
+    """Label first axes `batch`, the first other group `sequence`, and others by input and axis.
+
+    Axes of objects are labelled by the argument that is the object.
+    """
     labelled: dict[str, AxisGroup] = {}
     for group in groups:
         name, axis = group[0]
         usual = "batch" if all(axis == 0 for _, axis in group) else "sequence"
+        if usual == "sequence" and _is_in_objects(group):
+            usual = f"{name.partition('.')[0]}_{axis}"
         labelled[f"{name}_{axis}" if usual in labelled else usual] = group
     return labelled
 
@@ -309,22 +344,30 @@ def _find_broken_axes(
     except SourceError:  # an optional package: without it, nothing is checked
         return []
     session = Session(path, settings=OPTIMIZED)
-    example = ModelInputs((), inputs)
+    example, groups = ModelInputs((), inputs), _group_axes(axes)
     return [
         label
-        for label, group in _group_axes(axes).items()
-        if not _works_at_other_size(model, session, example, group)
+        for label, group in groups.items()
+        if not _works_at_other_size(model, session, example, group, groups.values())
     ]
 
 
 def _works_at_other_size(
-    model: nn.Module, session: Session, inputs: ModelInputs, group: AxisGroup
+    model: nn.Module,
+    session: Session,
+    inputs: ModelInputs,
+    group: AxisGroup,
+    groups: Iterable[AxisGroup],
 ) -> bool:
     """Compare file and model at the first other size that the model runs at."""
-    for resized in _at_other_sizes(model, inputs, group):
+    joint = [other for other in groups if _is_in_objects(group) != _is_in_objects(other)]
+    for resized in itertools.chain(
+        _at_other_sizes(model, inputs, group),
+        *(_at_other_sizes(model, inputs, group, other) for other in joint),
+    ):
         try:
             with filter_outputs(model):  # the file has only the outputs that can be exported
-                expected = list(flatten_tensors(run_model(model, resized)))
+                returned = run_model(model, resized)
         except Exception:  # whatever the model raises, it does not run at this size
             continue
         tensors = named_tensors(model, resized)
@@ -333,8 +376,10 @@ def _works_at_other_size(
         except FormatError:
             return False
         results = list(outputs.values())
-        if len(results) == len(expected):
-            return all(map(_is_close, expected, results))
+        for with_trees in (True, False):  # a file may lack the caches that the model returns
+            expected = list(flatten_tensors(returned, with_trees))
+            if len(results) == len(expected):
+                return all(map(_is_close, expected, results))
         return all(any(_is_close(tensor, result) for result in results) for tensor in expected)
     return True  # the model itself runs at no other size
 

@@ -11,14 +11,19 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+# Private by its name only: torch's own way to flatten nested arguments.
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
 from modelexport.capture.inputs import (
     ModelInputs,
     bind_inputs,
     can_run,
     check_model_runs,
+    name_inputs,
     parse_inputs,
 )
 from modelexport.capture.module_tree import forward_args, named_args
+from modelexport.capture.pytrees import holds_tree, named_leaves
 from modelexport.errors import SourceError
 from modelexport.option_values import spell_option
 from modelexport.source.huggingface import find_processors, process_examples
@@ -279,26 +284,37 @@ def _filter_accepted(model: nn.Module, inputs: Mapping[str, Any]) -> NamedInputs
 
 
 def named_tensors(model: nn.Module, inputs: ModelInputs) -> dict[str, torch.Tensor]:
-    """Return the tensors among the inputs by the names of forward's arguments."""
-    positional = dict(zip(forward_args(model), inputs.args, strict=False))
+    """Return the tensors among the inputs by the names of forward's arguments.
+
+    What an object such as a cache holds has the name that it has in the file.
+    """
     return {
-        name: value
-        for name, value in {**positional, **inputs.kwargs}.items()
-        if isinstance(value, torch.Tensor)
+        leaf: item
+        for name, value in name_inputs(model, inputs).items()
+        if isinstance(value, torch.Tensor) or holds_tree(value)
+        for leaf, item in named_leaves(name, value)
+        if isinstance(item, torch.Tensor)
     }
 
 
 def replace_tensors(
     model: nn.Module, inputs: ModelInputs, changed: Mapping[str, torch.Tensor]
 ) -> ModelInputs:
-    """Replace inputs by the names of forward's arguments."""
+    """Replace inputs by the names of forward's arguments, and in objects by their own names."""
+
+    def replace(name: str, value: Any) -> Any:
+        if not holds_tree(value):
+            return changed.get(name, value)
+        leaves, spec = tree_flatten(value)
+        names = [leaf for leaf, _ in named_leaves(name, value)]
+        return tree_unflatten(map(changed.get, names, leaves), spec)
+
     names = forward_args(model)
     args = tuple(
-        changed.get(names[index], value) if index < len(names) else value
+        replace(names[index], value) if index < len(names) else value
         for index, value in enumerate(inputs.args)
     )
-    kwargs = {name: changed.get(name, value) for name, value in inputs.kwargs.items()}
-    return ModelInputs(args, kwargs)
+    return ModelInputs(args, {name: replace(name, value) for name, value in inputs.kwargs.items()})
 
 
 def _resize_inputs(

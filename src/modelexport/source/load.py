@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import pickle
 import re
 import sys
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +15,11 @@ import torch
 from torch import nn
 
 from modelexport.capture.failure import explain_failure
-from modelexport.capture.model_state import silence_torch, swap_attributes, unwrap_model
-from modelexport.errors import SourceError, describe_type, first_line
+from modelexport.capture.model_state import unwrap_model
+from modelexport.errors import SourceError, describe_type
 from modelexport.option_values import spell_option
 from modelexport.source.huggingface import Head, Hub, load_model
+from modelexport.source.programs import SAVE_PROGRAM, load_program
 
 _FACTORY = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
 _FILE_FACTORY = re.compile(r"(?P<module>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
@@ -28,8 +27,6 @@ _WRITE_FACTORY = (
     "write a function that builds the model and loads its weights, "
     "and name it as path/to/file.py:function"
 )
-_SAVE_PROGRAM = "save a program with torch.export.save"
-_MAX_REASON = 300
 
 
 class LoadedModel(NamedTuple):
@@ -82,7 +79,7 @@ def load_source(
         return _load_factory(factory["module"], factory["name"])
     if path.suffix != ".pt2":
         raise _unsupported_file(path)
-    return LoadedModel(_load_program(path), path.name)
+    return LoadedModel(load_program(path), path.name)
 
 
 def _exists(path: Path) -> bool:
@@ -224,67 +221,9 @@ def _unsupported_file(path: Path) -> SourceError:
     if magic[:1] == b"\x80" or magic == b"PK":  # a pickle, or the zip archive of torch.save
         return SourceError(
             f"{path} is a pickle, and opening one runs whatever code is in it",
-            hint=f"{_WRITE_FACTORY}; or {_SAVE_PROGRAM} as .pt2",
+            hint=f"{_WRITE_FACTORY}; or {SAVE_PROGRAM} as .pt2",
         )
     return SourceError(
         f"{path} is a file",
         hint="name a Hugging Face folder, a hub name, a .pt2 or file.py:factory",
     )
-
-
-def _load_program(path: Path) -> torch.export.ExportedProgram:
-    """Load a `.pt2` file with torch's reader, and nothing enabled that could run code from it."""
-    if not path.is_file():
-        raise SourceError(f"there is no file {path}", hint=_SAVE_PROGRAM)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            is_compiled = any("/aotinductor/" in name for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError) as error:
-        raise SourceError(f"{path} is no .pt2 archive: {error}", hint=_SAVE_PROGRAM) from error
-    if is_compiled:
-        raise SourceError(
-            f"{path} holds compiled code, which is not loaded",
-            hint="save the program itself with torch.export.save",
-        )
-    try:
-        with _no_unpickling(path), silence_torch(verbose=False):
-            return torch.export.load(path)
-    except SourceError:
-        raise
-    except Exception as error:
-        raise SourceError(
-            f"torch {torch.__version__} cannot load {path}: {first_line(error)[:_MAX_REASON]}",
-            hint="it may be of another version of torch, or damaged; "
-            "save it again with torch.export.save",
-        ) from error
-
-
-@contextmanager
-def _no_unpickling(path: Path) -> Iterator[None]:
-    """Let torch's reader load plain tensors only: it falls back to pickle for some parts."""
-    from torch.export.pt2_archive import _package
-
-    load = torch.load
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise SourceError(
-            f"{path} holds pickled objects, and opening them runs whatever code is in them",
-            hint="save a program whose weights, constants and example inputs are plain tensors",
-        )
-
-    def load_tensors(file: Any, *args: Any, **options: Any) -> Any:
-        try:
-            return load(file, *args, **{**options, "weights_only": True})
-        except pickle.UnpicklingError:
-            return refuse()
-
-    class NoPickle:
-        loads = load = staticmethod(refuse)
-
-    # Every way in which torch's reader unpickles: torch.load, pickle itself, and its C++ reader.
-    with (
-        swap_attributes(torch, load=load_tensors),
-        swap_attributes(_package, pickle=NoPickle),
-        swap_attributes(torch._C, _pickle_load_obj=refuse),
-    ):
-        yield

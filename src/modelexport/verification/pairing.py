@@ -62,17 +62,20 @@ class Pairing:
 
     def _pair_outputs(self, call: PyTorchCall) -> Iterator[Pair]:
         """Pair each tensor that a call returned."""
-        tensors = [array for array in call.outputs if array is not None]
-        if not call.path and call.number == 0 and len(tensors) == len(self._graph_outputs):
-            for array, name in zip(tensors, self._graph_outputs, strict=True):
-                yield Pair(array, (name,))
-            return
+        if not call.path and call.number == 0:
+            for outputs in (call.outputs, call.plain):
+                tensors = [array for array in outputs if array is not None]
+                if len(tensors) == len(self._graph_outputs):
+                    for array, name in zip(tensors, self._graph_outputs, strict=True):
+                        yield Pair(array, (name,))
+                    return
         record = self._file.modules.records.get(call.path)
         recorded = () if record is None else record.results
         names = recorded[call.number] if call.number < len(recorded) else ()
-        if len(names) != len(call.outputs):
-            names = (None,) * len(call.outputs)
-        for output, name in zip(call.outputs, names, strict=True):
+        outputs = call.plain if len(names) == len(call.plain) else call.outputs
+        if len(names) != len(outputs):
+            names = (None,) * len(outputs)
+        for output, name in zip(outputs, names, strict=True):
             if output is None:
                 continue
             if name is not None:

@@ -93,6 +93,8 @@ class PyTorchCall(NamedTuple):
     inputs: tuple[Array, ...]
     outputs: tuple[Array | None, ...]
     """One for each tensor and number that it returned; None for what has no array."""
+    plain: tuple[Array | None, ...] = ()
+    """The same without what is in objects such as caches, which a file may lack."""
 
 
 def run_pytorch(
@@ -159,11 +161,14 @@ class _CallRecorder:
         while self._running:
             call = self._running.pop()
             if call.path == path:
-                outputs = tuple(
-                    self._copy(leaf) if isinstance(leaf, torch.Tensor) else None
-                    for leaf in flatten_leaves(output)
+                outputs, plain = (
+                    tuple(
+                        self._copy(leaf) if isinstance(leaf, torch.Tensor) else None
+                        for leaf in flatten_leaves(output, with_trees)
+                    )
+                    for with_trees in (True, False)
                 )
-                self.finished.append(call._replace(outputs=outputs))
+                self.finished.append(call._replace(outputs=outputs, plain=plain))
                 return
             # A call above it did not return: the model caught an error that it raised.
 

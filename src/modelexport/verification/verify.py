@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from modelexport.capture.graph_inputs import match_inputs
 from modelexport.capture.inputs import ModelInputs, bind_inputs, in_signature_order, parse_inputs
 from modelexport.capture.model_state import check_has_weights, unwrap_model
+from modelexport.capture.pytrees import register_caches
 from modelexport.errors import ArgumentError, ArgumentTypeError, ModelRunError, describe_type
 from modelexport.exporters import CALL_ORDER_EXPORTERS
 from modelexport.extraction.boundary import OpenModel
@@ -114,6 +115,7 @@ def _runnable(model: object) -> nn.Module:
         )
     model = unwrap_model(model)
     check_has_weights(model)
+    register_caches(model)
     return model
 
 
