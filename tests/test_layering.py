@@ -45,6 +45,7 @@ ROOMS = [
     "model_explorer",
     "request",
     "source",
+    "export_files",
     "pipeline",
     "source_export",
     "batch",

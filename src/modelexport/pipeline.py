@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.module_records import build_map
-from modelexport.attribution.strategies import ExportStrategy, Strategy, attribute
+from modelexport.attribution.strategies import ExportStrategy, attribute
 from modelexport.capture.failure import explain_failure
 from modelexport.capture.flops import count_flops
 from modelexport.capture.graph_inputs import match_inputs
@@ -28,20 +28,24 @@ from modelexport.capture.inputs import check_model_runs, in_signature_order
 from modelexport.capture.model_state import EXPORT_LOCK, check_model, kind_of_model
 from modelexport.capture.module_tree import read_module_tree, read_program_tree
 from modelexport.capture.trace import Baseline
-from modelexport.errors import ArgumentError, ExportError, ModelExportError, first_line
+from modelexport.errors import ArgumentError, ExportError, ModelExportError
+from modelexport.export_files import (
+    Exported,
+    write_files,
+    write_graph_text,
+    write_graphml,
+    write_page,
+)
 from modelexport.exporters import (
     AUTO_EXPORTERS,
     CALL_ORDER_EXPORTERS,
-    Exporter,
     exporters_accepting,
 )
 from modelexport.graph.flat import flatten, pause_collector
-from modelexport.graphml.write import export_graphml
 from modelexport.keywords import ExporterKeywords, ModelKeywords
 from modelexport.modules.tags import assign_tags, make_policy
 from modelexport.modules.tree import ModuleTree
-from modelexport.onnx_file import wire
-from modelexport.onnx_file.atomic_write import Transaction, transaction, write_file
+from modelexport.onnx_file.atomic_write import Transaction, transaction
 from modelexport.onnx_file.model_file import parse_model
 from modelexport.option_values import check_flag, convert_options
 from modelexport.options import (
@@ -53,9 +57,9 @@ from modelexport.options import (
     resolve_names,
 )
 from modelexport.report import ExportReport, Steps, markdown_page, report_path, warn_of_failures
-from modelexport.request import ExportRequest, check_options, check_request, graph_files
+from modelexport.request import ExportRequest, check_options, check_request
 from modelexport.tagged.example_inputs import record_example
-from modelexport.tagged.hierarchy_map import HierarchyMap, tagged_chunks
+from modelexport.tagged.hierarchy_map import HierarchyMap
 from modelexport.tagged.records import (
     ExampleInput,
     ExportRecord,
@@ -64,7 +68,7 @@ from modelexport.tagged.records import (
 )
 from modelexport.tagged.strip import scrub_bytes
 from modelexport.tagged.tables import tensor_infos
-from modelexport.viewing.page import page_path, view
+from modelexport.viewing.page import page_path
 
 
 def export_model(
@@ -153,7 +157,7 @@ def export_with(
             records = _make_records(request, tree, exported, proto)
             hierarchy = build_map(facts, tags, attributions, *records)
         with steps.step("write the files"), pause_collector():
-            model_file = _write_files(stage, request, exported, hierarchy)
+            model_file = write_files(stage, request, exported, hierarchy)
         report = _make_report(request, exported, hierarchy, steps)
         if report.report_path is not None:
             page = stage.write("report", [markdown_page(report).encode()])
@@ -161,26 +165,14 @@ def export_with(
         # The model is placed last, so that no program sees it without the files it refers to.
         stage.publish(model_file, target.name)
         stage.commit()
-    report = _write_graph_text(report, request, exported)
+    report = write_graph_text(report, request, exported)
     if options.with_view:
         with steps.step("write the page"):
-            report = _write_page(report)
+            report = write_page(report)
     if request.graphml is not None:
         with steps.step("write the GraphML"):
-            report = _write_graphml(report, request.graphml, options.graphml_parameters)
+            report = write_graphml(report, request.graphml, options.graphml_parameters)
     return report
-
-
-class _Exported(msgspec.Struct, frozen=True):
-    """The baseline that torch wrote, and how."""
-
-    strategy: Strategy
-    exporter: Exporter
-    reason: str | None
-    """Why an earlier attempt failed."""
-    baseline: Baseline
-    data: wire.Buffer
-    """The bytes of the model, scrubbed if that is wanted."""
 
 
 def _read_modules(request: ExportRequest) -> tuple[ModuleTree, dict[str, str | None]]:
@@ -207,7 +199,7 @@ def _count_flops(request: ExportRequest, tree: ModuleTree) -> ModuleTree:
 
 def _export_baseline(
     request: ExportRequest, tree: ModuleTree, stage: Transaction, steps: Steps
-) -> _Exported:
+) -> Exported:
     """Let torch write the baseline, with the next attempt where an exporter fails."""
     model, inputs = request.model, request.inputs
     failures: list[tuple[str, Exception]] = []
@@ -232,10 +224,10 @@ def _export_baseline(
         else:
             reason = explain_failure(failures[0][1]).line if failures else None
             if not request.options.scrub:
-                return _Exported(strategy, exporter, reason, baseline, baseline.data)
+                return Exported(strategy, exporter, reason, baseline, baseline.data)
             # After the kind of its error, torch may quote the model's code.
             reason = None if reason is None else reason.partition(":")[0]
-            return _Exported(strategy, exporter, reason, baseline, scrub_bytes(baseline.data))
+            return Exported(strategy, exporter, reason, baseline, scrub_bytes(baseline.data))
     raise ExportError(
         "torch cannot export this model" + (" with either exporter" if len(failures) > 1 else ""),
         hint="verbose=True or -v shows what torch printed",
@@ -244,7 +236,7 @@ def _export_baseline(
 
 
 def _make_records(
-    request: ExportRequest, tree: ModuleTree, exported: _Exported, proto: onnx.ModelProto
+    request: ExportRequest, tree: ModuleTree, exported: Exported, proto: onnx.ModelProto
 ) -> tuple[ModelRecord, ExportRecord]:
     """Describe the model and the export, as the file and the sidecar record them."""
     call, root = request.call, tree[""].qualified_class
@@ -291,20 +283,8 @@ def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def _write_files(
-    stage: Transaction, request: ExportRequest, exported: _Exported, hierarchy: HierarchyMap
-) -> Path:
-    """Place the data files and the sidecar, and write the model for a later step to place."""
-    for name, path in sorted(exported.baseline.files.items()):
-        stage.publish(path, name)
-    sidecar = stage.write("sidecar", [hierarchy.sidecar_bytes])
-    stage.publish(sidecar, sidecar_path(request.target).name)
-    data = exported.data
-    return stage.write("model", [data] if request.options.clean else tagged_chunks(data, hierarchy))
-
-
 def _make_report(
-    request: ExportRequest, exported: _Exported, hierarchy: HierarchyMap, steps: Steps
+    request: ExportRequest, exported: Exported, hierarchy: HierarchyMap, steps: Steps
 ) -> ExportReport:
     target, options = request.target, request.options
     notes = (
@@ -325,41 +305,6 @@ def _make_report(
         report_path=report_path(target) if options.with_report else None,
         view_path=page_path(target) if options.with_view else None,
     )
-
-
-def _write_graph_text(
-    report: ExportReport, request: ExportRequest, exported: _Exported
-) -> ExportReport:
-    """Write the exporter's own graph, if a file for it is named and the exporter has one."""
-    path = graph_files(request.options).get(exported.exporter.graph_option)
-    if path is None or exported.baseline.graph_text is None:
-        return report
-    write_file(Path(path), exported.baseline.graph_text.encode())
-    return msgspec.structs.replace(report, graph_path=Path(path))
-
-
-def _write_page(report: ExportReport) -> ExportReport:
-    """Write the page; a failure is in the report, since the model is exported already."""
-    try:
-        page = view(report.onnx_path, page_path(report.onnx_path))
-    except Exception as error:
-        return msgspec.structs.replace(report, view_path=None, view_error=_explain(error))
-    return msgspec.structs.replace(report, view_path=page.path)
-
-
-def _write_graphml(report: ExportReport, graphml: Path, parameters: str) -> ExportReport:
-    """Write the GraphML; a failure is in the report, since the model is exported already."""
-    try:
-        files = export_graphml(report.onnx_path, graphml, parameters=parameters)
-    except Exception as error:
-        return msgspec.structs.replace(report, graphml_error=_explain(error))
-    return msgspec.structs.replace(report, graphml_path=files.graphml, graphml_data_path=files.data)
-
-
-def _explain(error: Exception) -> str:
-    if isinstance(error, ModelExportError):
-        return error.headline
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 class HierarchyExporter:
