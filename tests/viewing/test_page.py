@@ -113,6 +113,8 @@ def test_repeated_modules_are_one_stack(browser: Browser, tower: Path) -> None:
     assert browser.find("5")["open"]
     browser.click("6 … 11 × 6")
     assert {"6", "7 … 11 × 5"} <= set(browser.titles())
+    assert "siblings with the same structure" in browser.text(".details")
+    assert "0.11" in browser.text(".details")
     browser.open(tower, "#open=m:0")
     browser.button("summary")
     browser.button("text=repeated modules one by one")

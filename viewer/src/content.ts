@@ -142,6 +142,16 @@ export class ContentBuilder {
     return used;
   }
 
+  /** The other modules around a module's box that have the same structure, single operators apart. */
+  alike(box: number): number[] {
+    const { model } = this;
+    if (box === 0 || this.onlyNode(box) >= 0) return [];
+    const shape = this.shapes.of(box);
+    return [...model.children.of(model.parent[box])].filter(
+      (inner) => inner !== box && !model.isNode(inner) && this.shapes.of(inner) === shape,
+    );
+  }
+
   /** Runs of closed members whose names are consecutive numbers and that have equal structure. */
   private runs(members: number[], choices: Choices): number[][] {
     const { model } = this;

@@ -166,9 +166,17 @@ export class Details {
     if (box < 0) return;
     this.boundary(box);
     this.operators(box);
-    if (!path) return;
+    const alike = this.contents.alike(box);
+    if (alike.length) {
+      this.section("siblings with the same structure");
+      this.links(alike.map((b) => ({ text: nameOf(model, b), selection: { kind: "box", box: b } })));
+    }
+    if (path) this.moduleCommands(path);
+  }
+
+  private moduleCommands(path: string): void {
     this.section("commands");
-    const file = quote(model.file);
+    const file = quote(this.model.file);
     const name = quote(path);
     const stem = path.replace(/[^\w.-]/g, "_");
     this.command(`modelexport extract ${file} ${name} ${stem}.onnx`);
