@@ -115,6 +115,12 @@ def to_functions(
             _check_restores(written, source)
             stage.publish(written, target.name)
             stage.commit()
+    return _make_report(target, data_files, titles, root)
+
+
+def _make_report(
+    target: Path, data_files: Iterable[str], titles: Mapping[Group, Title], root: Group
+) -> FunctionsReport:
     return FunctionsReport(
         target,
         tuple(data_files),
