@@ -106,6 +106,29 @@ def test_another_model_is_refused(original: Path, tmp_path: Path) -> None:
     assert everything(tmp_path) == before
 
 
+@pytest.mark.regression
+def test_another_model_with_the_same_names_is_refused(tmp_path: Path) -> None:
+    """dynamo gives the values of any model names such as `val_1` and `linear`."""
+    paths = {}
+    for name in ("bert", "llama"):
+        (tmp_path / name).mkdir()
+        paths[name], _, _ = export(name, "fx", tmp_path / name)
+    for run in (True, False):
+        with pytest.raises(NotDescendedError, match=r"was not made from model\.onnx"):
+            modelexport.retag(paths["bert"], paths["llama"], tmp_path / "out.onnx", run=run)
+
+
+@pytest.mark.regression
+def test_another_batch_size_is_no_other_model(original: Path, tmp_path: Path) -> None:
+    model = onnx.load(original)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value += 3
+    del model.graph.value_info[:]
+    onnx.save(model, tmp_path / "batch.onnx")
+    modelexport.retag(original, tmp_path / "batch.onnx", tmp_path / "out.onnx", run=False)
+    assert modelexport.load(tmp_path / "out.onnx").coverage == 1.0
+
+
 def test_the_same_architecture_with_other_weights_is_refused(
     original: Path, tmp_path: Path
 ) -> None:

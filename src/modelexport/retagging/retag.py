@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -206,7 +208,7 @@ def _check_descent(old: Side, new: Side, anchors: Anchors, original: str, change
     if reason is None or _outputs_agree(old, new) or _share_initializers(old, new):
         return
     raise NotDescendedError(
-        f"{changed} was not made from {original}: only {reason}",
+        f"{changed} was not made from {original}: {reason}",
         hint="pass the tagged file that it was made from"
         + ("; --no-run compares no values" if new.sketches else ""),
     )
@@ -218,13 +220,31 @@ def _missing_nodes(old: Side, new: Side, anchors: Anchors) -> str | None:
     kept = len({anchor.origin for anchor in anchors.nodes.values()})
     enough = matched >= _LEAST_RELATED * total or kept >= _LEAST_RELATED * len(old.graph.nodes)
     if not enough:
-        return f"{matched} of its {plural(total, 'node')} have a counterpart there"
+        return f"only {matched} of its {plural(total, 'node')} have a counterpart there"
+    if new.sketches:
+        return None
     # Any two small graphs have nodes with the same surroundings: a name or a value tells more.
-    is_whole = matched == total == kept == len(old.graph.nodes)
     by_structure = all(each.by == "structure" for each in anchors.nodes.values())
-    if by_structure and not new.sketches and not is_whole:
-        return "the structure of its nodes is similar, and no name"
-    return None
+    if by_structure:
+        is_whole = matched == total == kept == len(old.graph.nodes)
+        return None if is_whole else "only the structure of its nodes is similar, and no name"
+    enough_nodes = math.ceil(_LEAST_RELATED * min(total, len(old.graph.nodes)))
+    found = (index for index in anchors.nodes if _is_alike(old, new, anchors, index))
+    alike = sum(1 for _ in itertools.islice(found, enough_nodes))
+    if alike == enough_nodes:
+        return None
+    nodes = plural(total, "node")
+    return f"only {alike} of its {nodes} have the name, the operator and an input of a node there"
+
+
+def _is_alike(old: Side, new: Side, anchors: Anchors, index: int) -> bool:
+    """Return whether a node is like the original node of its name: exporters repeat names."""
+    anchor, node = anchors.nodes[index], new.graph.nodes[index]
+    origin = old.graph.nodes[anchor.origin]
+    if anchor.by == "structure" or node.op_type != origin.op_type:
+        return False
+    inputs = {anchors.values.get(name, name) for name in node.inputs}
+    return not origin.inputs or not inputs.isdisjoint(origin.inputs)
 
 
 def _unlike_values(old: Side, new: Side, anchors: Anchors) -> str | None:
@@ -240,7 +260,7 @@ def _unlike_values(old: Side, new: Side, anchors: Anchors) -> str | None:
     related = sum(a.order_error(b) < _RELATED for a, b in floats)
     if floats and related >= _LEAST_RELATED * len(floats):
         return None
-    return f"{related} of {len(floats)} values with the same name or position are similar"
+    return f"only {related} of {len(floats)} values with the same name or position are similar"
 
 
 def _share_initializers(old: Side, new: Side) -> bool:
