@@ -2,7 +2,8 @@
 
 import type { Item } from "./content";
 import type { Model } from "./data";
-import { CanvasPainter, distanceTo, type Emphasis, paint, readTheme, SvgPainter, type Theme } from "./paint";
+import { type Emphasis, paint, readTheme, type Theme } from "./paint";
+import { CanvasPainter, distanceTo, SvgPainter } from "./painters";
 import { type Drawn, type Font, HEADER, type Rect, type Drawing, DrawingBuilder } from "./drawing";
 
 export type Hit =

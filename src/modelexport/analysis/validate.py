@@ -70,7 +70,7 @@ class Validation(msgspec.Struct, frozen=True):
 
     @property
     def valid(self) -> bool:
-        """Whether there is no error among the findings."""
+        """Whether the findings contain no error."""
         return not any(finding.severity == Severity.ERROR for finding in self.findings)
 
 

@@ -6,6 +6,7 @@ import base64
 import functools
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from modelexport.graph.inference import infer_types, tensor_array
 from modelexport.graphml.elements import GroupTree, scoped_graphs, value_key
 from modelexport.graphml.format import INITIALIZERS, Kind, escape_name
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.model_file import parse_model
+from modelexport.onnx_file.model_file import initializer_fields, open_mapped, parse_model
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.tables import dim_size, dtype_name
 
@@ -180,6 +181,19 @@ class Labels:
 def shorten(text: str) -> str:
     """Shorten a long name at its beginning: the end is more specific."""
     return text if len(text) <= _LONGEST_LABEL else f"…{text[1 - _LONGEST_LABEL :]}"
+
+
+def load_with_types(path: Path) -> tuple[TaggedModel, Types]:
+    """Load a model file, and find the types of its values.
+
+    Raises:
+        FileError: The file cannot be read.
+        FormatError: It is not an ONNX model.
+    """
+    with open_mapped(path) as data:
+        fields = initializer_fields(data, path)
+        model = TaggedModel(path, parse_model(data, path, fields))
+        return model, find_types(model, data, fields)
 
 
 def find_types(model: TaggedModel, data: wire.Buffer, initializers: Sequence[wire.Field]) -> Types:

@@ -221,7 +221,7 @@ def _entry_key(data: Buffer, entry: Field) -> str:
 
 
 def model_metadata(data: Buffer, key: str) -> bytes | None:
-    """Return the value of an entry of a model's metadata; None if there is no such entry."""
+    """Return the value of a metadata entry of a model; None if it has no such entry."""
     for field in fields(data, 0, len(data)):
         if field.is_bytes(_MODEL_METADATA) and _entry_key(data, field) == key:
             for part in fields(data, field.payload, field.end):

@@ -9,18 +9,14 @@ from pathlib import Path
 import msgspec
 
 from modelexport.graph.flat import pause_collector
-from modelexport.graphml.text import find_types
+from modelexport.graphml.text import load_with_types
 from modelexport.onnx_file.atomic_write import check_output_path, transaction
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
     check_no_overwrite,
     external_files,
-    initializer_fields,
-    open_mapped,
-    parse_model,
 )
-from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.records import sidecar_path
 from modelexport.viewing.explorer_format import GraphCollection
 from modelexport.viewing.explorer_graphs import GraphBuilder
@@ -99,11 +95,7 @@ def read_graphs(path: Path, overlays: Sequence[Overlay] = ()) -> GraphBuilder:
         FileError: The file cannot be read.
         FormatError: It is not an ONNX model.
     """
-    with open_mapped(path) as data:
-        fields = initializer_fields(data, path)
-        model = TaggedModel(path, parse_model(data, path, fields))
-        types = find_types(model, data, fields)
-    return GraphBuilder(model, types, ModuleValues(overlays))
+    return GraphBuilder(*load_with_types(path), ModuleValues(overlays))
 
 
 def _data_files(target: Path, overlays: Iterable[Overlay]) -> list[Path]:

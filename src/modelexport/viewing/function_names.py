@@ -17,7 +17,7 @@ _LONGEST = 120
 def name_functions(groups: Sequence[Group], modules: ModuleIndex) -> list[str]:
     """Return a name for the function of each group, of letters, digits and underscores only.
 
-    It is the class of the module, followed by what tells it from others of that class:
+    It is the class of the module, followed by what distinguishes it within that class:
     `BertAttention_0` is that of `BertLayer.0`. The number of a call or a part follows where a
     module has several. Netron shows only what comes after the last dot of a name, and of a long
     name only the beginning and the end.
@@ -53,7 +53,7 @@ def _segments(path: str, modules: ModuleIndex) -> list[str]:
 
 
 def _distinguish(segments: dict[str, list[str]]) -> dict[str, str]:
-    """Return a name for each module: its class, and what tells it from others of that class."""
+    """Return a name for each module: its class, and what distinguishes it within that class."""
     of_class: dict[str, list[str]] = {}
     for path, own in segments.items():
         of_class.setdefault(_split(own[-1])[0], []).append(path)
@@ -66,7 +66,7 @@ def _distinguish(segments: dict[str, list[str]]) -> dict[str, str]:
 
 
 def _labels(lines: Sequence[list[str]]) -> list[tuple[str, ...]]:
-    """Return what tells modules of one class apart, given the segments of each.
+    """Return what distinguishes modules of one class, given the segments of each.
 
     That is the suffix of each segment, such as the `0` of `BertLayer.0`, except at levels where all
     modules are below the same one. If that is not enough, the class is added at some levels.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -123,15 +123,9 @@ def _values(
 ) -> dict[str, float]:
     """Return the numbers of modules; of several rows of one module, the greatest."""
     values: dict[str, float] = {}
-    for path, value in _numbers(rows, key, number):
-        values[path] = max(value, values.get(path, value))
-    return values
-
-
-def _numbers(
-    rows: Sequence[dict[str, Any]], key: str, number: Callable[[dict[str, Any]], Any]
-) -> Iterable[tuple[str, float]]:
     for row in rows:
         value = number(row)
         if value is not None:
-            yield str(row[key]), float(value)
+            path = str(row[key])
+            values[path] = max(float(value), values.get(path, -math.inf))
+    return values

@@ -17,9 +17,9 @@ import msgspec
 import modelexport
 from modelexport.errors import ArgumentError
 from modelexport.graph.flat import pause_collector
+from modelexport.graphml.text import load_with_types
 from modelexport.onnx_file.atomic_write import check_output_path, write_file
 from modelexport.onnx_file.model_file import StrPath, as_path
-from modelexport.tagged.model import load
 from modelexport.viewing.overlays import read_overlays
 from modelexport.viewing.page_data import page_data
 
@@ -95,8 +95,8 @@ def view(
     with pause_collector():
         for file, marked in zip(paths, marks, strict=False):
             step(f"read {file.name}")
-            model = load(file)
-            models.append((model, page_data(model, marked)))
+            model, types = load_with_types(file)
+            models.append((model, page_data(model, types, marked)))
         step("write the page")
         data = {
             "format": FORMAT,

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from modelexport.graph.flat import Graph, as_text
-from modelexport.graphml.text import Types, attributes_text, find_types
+from modelexport.graphml.text import Types, attributes_text
 from modelexport.modules.record import ModuleRecord, NodeTag
-from modelexport.onnx_file.model_file import initializer_fields, open_mapped, opset_imports
+from modelexport.onnx_file.model_file import opset_imports
 from modelexport.tagged.model import TaggedModel
 from modelexport.viewing.boxes import Boxes
 
@@ -38,17 +38,18 @@ class Texts:
         return index
 
 
-def page_data(model: TaggedModel, marks: Mapping[str, str] | None = None) -> dict[str, Any]:
+def page_data(
+    model: TaggedModel, types: Types, marks: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return the data of one model, to be written as JSON.
 
     Args:
         model: The model, with tags or without.
+        types: The types of its values.
         marks: What differs from another file: `added`, `removed` or `changed`, by node key.
     """
     graph, tags = model.graph, model.effective_tags
     texts = Texts()
-    with open_mapped(model.path) as data:
-        types = find_types(model, data, initializer_fields(data, model.path))
     modules = _Modules(model.modules, tags)
     boxes = Boxes(graph, tags, model.modules)
     values = _Values(graph, types, texts)
