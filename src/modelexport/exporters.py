@@ -43,6 +43,8 @@ class Exporter(msgspec.Struct, frozen=True, kw_only=True):
     """The option that names a file for the text form of its own graph."""
     keeps_call_order: bool
     """Whether the graph has its inputs in the order of the call, not of `forward`'s signature."""
+    takes_caches: bool
+    """Whether the cache of a decoder may be an input, and is an output."""
 
 
 EXPORTERS = (
@@ -56,6 +58,7 @@ EXPORTERS = (
         accepts=frozenset({ModelKind.MODULE, ModelKind.PROGRAM}),
         graph_option="fx_graph",
         keeps_call_order=True,
+        takes_caches=False,
     ),
     Exporter(
         name="torchscript",
@@ -67,6 +70,19 @@ EXPORTERS = (
         accepts=frozenset({ModelKind.MODULE, ModelKind.SCRIPT}),
         graph_option="jit_graph",
         keeps_call_order=False,
+        takes_caches=False,
+    ),
+    Exporter(
+        name="transformers",
+        capture="modelexport.capture.transformers_exporter",
+        strategy="fx",
+        reason="the transformers exporter keeps the cache of a decoder",
+        tried_by_auto=False,
+        opsets=(7, 25),
+        accepts=frozenset({ModelKind.MODULE}),
+        graph_option="fx_graph",
+        keeps_call_order=True,
+        takes_caches=True,
     ),
 )
 EXPORTER_NAMES = tuple(exporter.name for exporter in EXPORTERS)

@@ -17,6 +17,7 @@ from modelexport.capture.trace import TorchOptions
 from modelexport.errors import ArgumentError, FileError
 from modelexport.exporters import (
     AUTO_EXPORTERS,
+    EXPORTERS,
     GRAPH_OPTIONS,
     Exporter,
     ModelKind,
@@ -75,7 +76,7 @@ def check_request(
     """
     target, graphml = check_outputs(output_path, options)
     check_options(options)
-    from modelexport.capture.inputs import read_inputs
+    from modelexport.capture.inputs import is_cache, read_inputs
     from modelexport.capture.model_state import check_model, exceeds_one_file, kind_of_model
 
     module = check_model(model)
@@ -91,6 +92,8 @@ def check_request(
         with_graph_text=bool(graph_files(options)),
     )
     attempts = _plan_attempts(options)
+    if any(is_cache(value) for value in (*inputs.args, *inputs.kwargs.values())):
+        attempts = _keep_for_caches(attempts)
     if kind_of_model(module) is ModelKind.PROGRAM:
         if options.flops:
             raise ArgumentError(
@@ -208,6 +211,18 @@ def _plan_attempts(options: ExportOptions) -> tuple[Attempt, ...]:
     tried = AUTO_EXPORTERS if forced is None else (forced,)
     attempts = tuple((find_strategy(one.strategy), one) for one in tried)
     return attempts if options.fallback else attempts[:1]
+
+
+def _keep_for_caches(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """Keep the attempts whose exporter takes a cache among the inputs."""
+    kept = tuple(attempt for attempt in attempts if attempt[1].takes_caches)
+    if not kept:
+        able = " or ".join(one.name for one in EXPORTERS if one.takes_caches)
+        raise ArgumentError(
+            f"only the {able} exporter takes a cache among the inputs",
+            hint=f"use {spell_option('exporter')} {able}",
+        )
+    return kept
 
 
 def _keep_for_programs(attempts: tuple[Attempt, ...], dynamic_shapes: Any) -> tuple[Attempt, ...]:

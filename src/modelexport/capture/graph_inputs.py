@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from modelexport.capture.hooks import flatten_tensors
-from modelexport.capture.inputs import ModelInputs
+from modelexport.capture.inputs import ModelInputs, is_cache, named_leaves
 from modelexport.capture.module_tree import forward_args
 from modelexport.errors import ArgumentError, plural
 from modelexport.tagged.example_inputs import Array, numeric_kind
 from modelexport.tagged.tables import tensor_infos
 
+INPUT_PREFIX = "input."
+"""How the name of an input begins where an output has the same one, as caches do."""
 _MAX_COMBINATIONS = 10_000
 
 
@@ -32,6 +34,8 @@ def match_inputs(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) 
     wanted = [value for value in graph.input if value.name not in initializers]
     named = {**dict(zip(forward_args(model), inputs.args, strict=False)), **inputs.kwargs}
     by_name = {n: as_array(value) for n, value in named.items() if isinstance(value, torch.Tensor)}
+    if any(map(is_cache, inputs.kwargs.values())):
+        by_name = _leaves_by_name(inputs)
     if all(value.name in by_name for value in wanted):
         feeds = {value.name: by_name[value.name] for value in wanted}
     else:
@@ -41,6 +45,15 @@ def match_inputs(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) 
         if value.name not in feeds or not _has_shape(value, feeds[value.name]):
             raise _mismatch(value, feeds.get(value.name))
     return feeds
+
+
+def _leaves_by_name(inputs: ModelInputs) -> dict[str, Array]:
+    """Return the tensors of inputs with caches by the names that exporters derive.
+
+    A name that an output has too is prefixed.
+    """
+    leaves = {name: as_array(tensor) for name, tensor in named_leaves(inputs.kwargs)}
+    return {**leaves, **{f"{INPUT_PREFIX}{name}": array for name, array in leaves.items()}}
 
 
 def _match_by_position(wanted: list[onnx.ValueInfoProto], arrays: list[Array]) -> dict[str, Array]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,7 +52,7 @@ def parse_inputs(example_inputs: object) -> ModelInputs:
 
     Args:
         example_inputs: A tensor, a tuple of positional inputs, a dict of keyword inputs, or a tuple
-            that ends in such a dict, which `bind_inputs` separates.
+            that ends in such a dict, which `bind_inputs` separates. `ModelInputs` stay as they are.
 
     Raises:
         ArgumentTypeError: They are of another type, or one of them is.
@@ -59,6 +61,8 @@ def parse_inputs(example_inputs: object) -> ModelInputs:
         "pass a tensor, a tuple of positional inputs, a dict of keyword inputs, "
         "or a tuple that ends in such a dict"
     )
+    if isinstance(example_inputs, ModelInputs):
+        return example_inputs
     if isinstance(example_inputs, torch.Tensor):
         return ModelInputs((example_inputs,), {})
     if isinstance(example_inputs, Mapping):
@@ -135,7 +139,33 @@ def in_signature_order(model: nn.Module, inputs: ModelInputs) -> ModelInputs:
 def _is_input(value: object) -> bool:
     if isinstance(value, Mapping | tuple | list):
         return all(map(_is_input, value.values() if isinstance(value, Mapping) else value))
-    return value is None or isinstance(value, torch.Tensor | bool | int | float | str)
+    return (
+        value is None
+        or isinstance(value, torch.Tensor | bool | int | float | str)
+        or is_cache(value)
+    )
+
+
+def is_cache(value: object) -> bool:
+    """Return whether a value is the cache of a decoder of transformers."""
+    # Looked up only where it is imported already: before that, no value can be one.
+    module = sys.modules.get("transformers.cache_utils")
+    return module is not None and isinstance(value, module.Cache)
+
+
+def named_leaves(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in a value, also in caches, with the path of each: `a.layers.0.keys`."""
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    elif hasattr(value, "__dict__") and not isinstance(value, type | enum.Enum):
+        items = vars(value).items()
+    for key, item in items:
+        yield from named_leaves(item, f"{name}.{key}" if name else str(key))
 
 
 def name_inputs(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
