@@ -1,7 +1,8 @@
 """export_model(): from a live model to a tagged file and its sidecar, step by step.
 
 The steps, in order: check the arguments, read the module tree, let torch write the baseline while
-its calls are recorded, attribute nodes to modules, build the map, write the files.
+its calls are recorded, attribute nodes to modules, build the map, write the files. The files are
+registered in a transaction; what is made from them, such as a page, follows the commit.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -34,6 +35,7 @@ from modelexport.exporters import (
     CALL_ORDER_EXPORTERS,
     Exporter,
     exporters_accepting,
+    find_exporter,
 )
 from modelexport.graph.flat import flatten, pause_collector
 from modelexport.graphml.write import export_graphml
@@ -108,13 +110,13 @@ def export_model(
         ViewWarning: The model was exported, but its page could not be written.
     """
     named = resolve_names(options, MODEL_KEYWORDS)
-    split = _split_options({"strategy": strategy, "optimize": optimize, **named})
+    split = split_options({"strategy": strategy, "optimize": optimize, **named})
     report = export_with(model, example_inputs, output_path, *split, check_flag("verbose", verbose))
     warn_of_failures(report)
     return report
 
 
-def _split_options(named: Mapping[str, Any]) -> tuple[ExportOptions, CallOptions]:
+def split_options(named: Mapping[str, Any]) -> tuple[ExportOptions, CallOptions]:
     """Sort the keywords of `export_model` into their two records, and check their types."""
     further = {name: named[name] for name in CallOptions.__struct_fields__ if name in named}
     rest = {name: value for name, value in named.items() if name not in further}
@@ -134,38 +136,77 @@ def export_with(
     The options that say how to load a model have no effect.
     """
     request = check_request(model, example_inputs, output_path, options, call, verbose)
-    target, steps = request.target, Steps(call.on_step)
+    steps = Steps(call.on_step)
     temp_dir = None if options.temp_dir is None else Path(options.temp_dir)
-    with EXPORT_LOCK, transaction(target.parent, temp_dir) as stage:
-        with steps.step("read the module tree"):
-            tree, tags = _read_modules(request)
-        if options.flops:
-            with steps.step("count the operations"):
-                tree = _count_flops(request, tree)
-        exported = _export_baseline(request, tree, stage, steps)
-        with steps.step("attribute nodes to modules"), pause_collector():
-            proto = parse_model(exported.data, target)
-            facts = Facts(flatten(proto), tree, exported.baseline.trace)
-            attributions = attribute(exported.strategy, facts)
-        with steps.step("build the map"), pause_collector():
-            records = _make_records(request, tree, exported, proto)
-            hierarchy = build_map(facts, tags, attributions, *records)
-        with steps.step("write the files"), pause_collector():
-            model_file = _write_files(stage, request, exported, hierarchy)
-        report = _make_report(request, exported, hierarchy, steps)
-        if report.report_path is not None:
-            page = stage.write("report", [markdown_page(report).encode()])
-            stage.publish(page, report.report_path.name)
-        # The model is placed last, so that no program sees it without the files it refers to.
-        stage.publish(model_file, target.name)
+    with EXPORT_LOCK, transaction(request.target.parent, temp_dir) as stage:
+        staged = stage_export(request, stage, steps)
         stage.commit()
-    report = _write_graph_text(report, request, exported)
-    if options.with_view:
+    return finish_export(staged, steps)
+
+
+class StagedExport(msgspec.Struct, frozen=True):
+    """An export whose files are registered in a transaction."""
+
+    request: ExportRequest
+    report: ExportReport
+    graph_text: str | None
+    """The exporter's own graph, if it was asked for."""
+
+
+def stage_export(
+    request: ExportRequest,
+    stage: Transaction,
+    steps: Steps,
+    label: str = "",
+    change_baseline: Callable[[Baseline], Baseline] | None = None,
+) -> StagedExport:
+    """Export a model into a transaction, which the caller commits.
+
+    Args:
+        request: The arguments.
+        stage: The transaction.
+        steps: The steps so far.
+        label: How the names of temporary files begin, where a transaction has several exports.
+        change_baseline: Called with the baseline before it is read; it may move external data.
+
+    Returns:
+        The export, for `finish_export` after the commit.
+    """
+    target = request.target
+    with steps.step("read the module tree"):
+        tree, tags = _read_modules(request)
+    if request.options.flops:
+        with steps.step("count the operations"):
+            tree = _count_flops(request, tree)
+    exported = _export_baseline(request, tree, stage, steps, label, change_baseline)
+    with steps.step("attribute nodes to modules"), pause_collector():
+        proto = parse_model(exported.data, target)
+        facts = Facts(flatten(proto), tree, exported.baseline.trace)
+        attributions = attribute(exported.strategy, facts)
+    with steps.step("build the map"), pause_collector():
+        records = _make_records(request, tree, exported, proto)
+        hierarchy = build_map(facts, tags, attributions, *records)
+    with steps.step("write the files"), pause_collector():
+        model_file = _write_files(stage, request, exported, hierarchy, label)
+    report = _make_report(request, exported, hierarchy, steps)
+    if report.report_path is not None:
+        page = stage.write(f"{label}report", [markdown_page(report).encode()])
+        stage.publish(page, report.report_path.name)
+    # The model is placed last, so that no program sees it without the files it refers to.
+    stage.publish(model_file, target.name)
+    return StagedExport(request, report, _graph_text(request, exported))
+
+
+def finish_export(staged: StagedExport, steps: Steps) -> ExportReport:
+    """Write what is made from the files of an export, once they are in place."""
+    request = staged.request
+    report = _write_graph_text(staged)
+    if request.options.with_view:
         with steps.step("write the page"):
             report = _write_page(report)
     if request.graphml is not None:
         with steps.step("write the GraphML"):
-            report = _write_graphml(report, request.graphml, options.graphml_parameters)
+            report = _write_graphml(report, request.graphml, request.options.graphml_parameters)
     return report
 
 
@@ -204,7 +245,12 @@ def _count_flops(request: ExportRequest, tree: ModuleTree) -> ModuleTree:
 
 
 def _export_baseline(
-    request: ExportRequest, tree: ModuleTree, stage: Transaction, steps: Steps
+    request: ExportRequest,
+    tree: ModuleTree,
+    stage: Transaction,
+    steps: Steps,
+    label: str,
+    change_baseline: Callable[[Baseline], Baseline] | None,
 ) -> _Exported:
     """Let torch write the baseline, with the next attempt where an exporter fails."""
     model, inputs = request.model, request.inputs
@@ -212,7 +258,7 @@ def _export_baseline(
     for strategy, exporter in request.attempts:
         # Exporters need torch, so that `exporters.py` only names the module that runs each.
         capture = importlib.import_module(exporter.capture)
-        path = stage.subfolder(exporter.name) / request.target.name
+        path = stage.subfolder(f"{label}{exporter.name}") / request.target.name
         try:
             with steps.step(f"export with torch ({exporter.name})"):
                 baseline: Baseline = capture.export(
@@ -228,6 +274,8 @@ def _export_baseline(
                 check_model_runs(model, inputs)
             failures.append((exporter.name, error))
         else:
+            if change_baseline is not None:
+                baseline = change_baseline(baseline)
             reason = explain_failure(failures[0][1]).line if failures else None
             if not request.options.scrub:
                 return _Exported(strategy, exporter, reason, baseline, baseline.data)
@@ -263,6 +311,7 @@ def _make_records(
         example_inputs=_record_inputs(request, exported.exporter.name, proto),
         scrubbed=bool(request.options.scrub) or msgspec.UNSET,
         namespaces=request.options.scrub == KEEP_NAMESPACE or msgspec.UNSET,
+        part=call.part or msgspec.UNSET,
     )
     return model, export
 
@@ -290,15 +339,20 @@ def _versions() -> dict[str, str]:
 
 
 def _write_files(
-    stage: Transaction, request: ExportRequest, exported: _Exported, hierarchy: HierarchyMap
+    stage: Transaction,
+    request: ExportRequest,
+    exported: _Exported,
+    hierarchy: HierarchyMap,
+    label: str,
 ) -> Path:
     """Place the data files and the sidecar, and write the model for a later step to place."""
     for name, path in sorted(exported.baseline.files.items()):
         stage.publish(path, name)
-    sidecar = stage.write("sidecar", [hierarchy.sidecar_bytes])
+    sidecar = stage.write(f"{label}sidecar", [hierarchy.sidecar_bytes])
     stage.publish(sidecar, sidecar_path(request.target).name)
     data = exported.data
-    return stage.write("model", [data] if request.options.clean else tagged_chunks(data, hierarchy))
+    chunks = [data] if request.options.clean else tagged_chunks(data, hierarchy)
+    return stage.write(f"{label}model", chunks)
 
 
 def _make_report(
@@ -325,15 +379,21 @@ def _make_report(
     )
 
 
-def _write_graph_text(
-    report: ExportReport, request: ExportRequest, exported: _Exported
-) -> ExportReport:
-    """Write the exporter's own graph, if a file for it is named and the exporter has one."""
-    path = graph_files(request.options).get(exported.exporter.graph_option)
-    if path is None or exported.baseline.graph_text is None:
+def _graph_text(request: ExportRequest, exported: _Exported) -> str | None:
+    """Return the exporter's own graph, if a file for it is named and the exporter has one."""
+    wanted = exported.exporter.graph_option in graph_files(request.options)
+    return exported.baseline.graph_text if wanted else None
+
+
+def _write_graph_text(staged: StagedExport) -> ExportReport:
+    """Write the exporter's own graph, if there is one to write."""
+    report = staged.report
+    if staged.graph_text is None:
         return report
-    write_file(Path(path), exported.baseline.graph_text.encode())
-    return msgspec.structs.replace(report, graph_path=Path(path))
+    option = find_exporter(report.exporter).graph_option
+    path = Path(graph_files(staged.request.options)[option])
+    write_file(path, staged.graph_text.encode())
+    return msgspec.structs.replace(report, graph_path=path)
 
 
 def _write_page(report: ExportReport) -> ExportReport:
@@ -374,7 +434,7 @@ class HierarchyExporter:
         self.strategy = strategy
         self.options = {**named, "optimize": optimize, "verbose": verbose}
         check_flag("verbose", verbose)
-        check_options(_split_options({**named, "strategy": strategy, "optimize": optimize})[0])
+        check_options(split_options({**named, "strategy": strategy, "optimize": optimize})[0])
 
     def export(
         self,

@@ -6,7 +6,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,10 @@ class ExportReport(msgspec.Struct, frozen=True):
     """Why the page could not be written; the model is exported nevertheless."""
     graph_path: Path | None = None
     """The text form of the exporter's own graph, where one was asked for and written."""
+    parts: Mapping[str, ExportReport] = {}
+    """The reports of all parts of a language model that was exported with `generation`."""
+    generation_path: Path | None = None
+    """The file that describes the parts, which `generate` reads."""
 
     @property
     def nodes(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from modelexport.capture.hooks import flatten_tensors
-from modelexport.capture.inputs import ModelInputs, is_cache, named_leaves
+from modelexport.capture.inputs import ModelInputs, named_leaves
 from modelexport.capture.module_tree import forward_args
 from modelexport.errors import ArgumentError, plural
 from modelexport.tagged.example_inputs import Array, numeric_kind
@@ -34,7 +34,7 @@ def match_inputs(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) 
     wanted = [value for value in graph.input if value.name not in initializers]
     named = {**dict(zip(forward_args(model), inputs.args, strict=False)), **inputs.kwargs}
     by_name = {n: as_array(value) for n, value in named.items() if isinstance(value, torch.Tensor)}
-    if any(map(is_cache, inputs.kwargs.values())):
+    if any(map(_is_object, inputs.kwargs.values())):
         by_name = _leaves_by_name(inputs)
     if all(value.name in by_name for value in wanted):
         feeds = {value.name: by_name[value.name] for value in wanted}
@@ -45,6 +45,11 @@ def match_inputs(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) 
         if value.name not in feeds or not _has_shape(value, feeds[value.name]):
             raise _mismatch(value, feeds.get(value.name))
     return feeds
+
+
+def _is_object(value: object) -> bool:
+    """Return whether a value holds tensors in attributes, as a cache does."""
+    return hasattr(value, "__dict__") and not isinstance(value, torch.Tensor)
 
 
 def _leaves_by_name(inputs: ModelInputs) -> dict[str, Array]:
