@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_INPUTS = 8
 _MOST_NOTES = 5
+_MOST_PART_INPUTS = 5
 
 
 @click.command("export", cls=SwitchCommand)
@@ -54,12 +55,16 @@ def export_command(model: str, output: str, verbose: bool, **options: Any) -> No
       modelexport export ./bert bert.onnx --input-text "hello" --dynamic
       modelexport export ./llama l.onnx --random-weights --input-shape 1,128
       modelexport export models.py:make_model model.onnx --strategy htp
+      modelexport export ./llama llama --generation
     """
     with progress(verbose=verbose) as on_step:
         report, notes = run_export(model, output, ExportOptions(**options), on_step, verbose)
     for text in notes:
         note(f"note: {text}")
-    show_summary(report, verbose)
+    if report.parts:
+        show_parts(report)
+    else:
+        show_summary(report, verbose)
 
 
 def show_summary(report: ExportReport, verbose: bool = False) -> None:
@@ -79,6 +84,32 @@ def show_summary(report: ExportReport, verbose: bool = False) -> None:
                 f"{escape_control(error)}"
             )
     show(_summary(report, verbose))
+
+
+def show_parts(report: ExportReport) -> None:
+    """Print what an export with `--generation` did, and how to try it."""
+    assert report.generation_path is not None
+    for text in report.notes:
+        note(f"note: {text}")
+    show(_parts_summary(report))
+    note(f'next: modelexport generate {report.generation_path} "Once upon a time"')
+
+
+def _parts_summary(report: ExportReport) -> Iterator[RenderableType]:
+    yield line(f"{report.generation_path}: {report.hierarchy.model.class_} in parts")
+    yield line(f"exporter {report.exporter}, opset {report.hierarchy.model.opset}", 2)
+    inputs = report.hierarchy.export.inputs_from
+    if inputs is not None:
+        yield line(f"inputs from {inputs}", 2)
+    yield line("batch, sequence and cache lengths are symbolic", 2)
+    if report.data_paths:
+        yield line(f"weights of all parts in {report.data_paths[0].name}", 2)
+    for name, part in report.parts.items():
+        statistics = part.hierarchy.statistics
+        tagged = f"{statistics.tagged_nodes:,} of {plural(statistics.nodes, 'node')} tagged"
+        yield line(f"{name}: {part.onnx_path.name}, {tagged}, {plural(statistics.tags, 'tag')}", 2)
+        infos = part.hierarchy.export.inputs
+        yield line(join_names(map(describe_tensor, infos), _MOST_PART_INPUTS), 4)
 
 
 def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:

@@ -20,6 +20,7 @@ from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
 from modelexport.exporters import EXPORTERS
 from modelexport.generation.parts import (
     DECODE,
+    MASK,
     ModelPart,
     SplitModel,
     read_token_ids,
@@ -44,7 +45,6 @@ from modelexport.pipeline import StagedExport, finish_export, split_options, sta
 from modelexport.report import ExportReport, Steps, warn_of_failures
 from modelexport.request import check_request
 
-_MASK = "attention_mask"
 _LEAST = 2
 """The least size of an axis in the example inputs: torch takes a size of one as fixed."""
 _ONE_FILE = ("graphml_output", "jit_graph", "fx_graph")
@@ -207,12 +207,12 @@ def widen_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     if tokens is None:
         return wide
     length = max(tokens.shape[1], _LEAST + 1)
-    for name in ("input_ids", _MASK):
+    for name in ("input_ids", MASK):
         if name in wide:
             wide[name] = wide[name][:, torch.arange(length) % tokens.shape[1]]
     mask = torch.ones_like(wide["input_ids"])
     mask[-1, 0] = 0
-    return {**wide, _MASK: mask}
+    return {**wide, MASK: mask}
 
 
 def _stage_part(

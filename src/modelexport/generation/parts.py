@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from modelexport.generation.records import TokenIds
 
 ENCODE, PREFILL, DECODE = "encode", "prefill", "decode"
 """The parts: what runs once on the input, the first step of generation, and each further one."""
+MASK = "attention_mask"
+"""What transformers calls the mask of tokens, in `forward` and in `generate`."""
 _STEPS = 3
 """How many steps of `generate` the exporter captures: the first one, and two more to merge."""
 
@@ -87,28 +89,74 @@ def split_model(
     """
     check_can_generate(model)
     import_exporters()
-    utils = importlib.import_module("transformers.exporters.utils")
     has_encoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    # The exporter of transformers takes an encoder for one of another modality than text.
-    split = utils.decompose_prefill_decode if has_encoder else utils.decompose_for_generation
-    with greedy_generation(model) as config, _observe(model, has_encoder) as observer:
+    wanted = dict(inputs)
+    with greedy_generation(model) as config:
         if max_cache_length is not None:
             config.cache_implementation = "static"
             config.max_cache_len = max_cache_length
-        try:
-            stages = split(model, dict(inputs), generation_config=config, multi_token_decode=True)
-        except Exception as error:
-            cause = error.__cause__ or error
-            raise ModelRunError(
-                f"generate() fails for {type(model).__name__}: {first_line(cause)}",
-                hint="pass inputs that model.generate accepts",
-            ) from error
+        elif not has_encoder:
+            wanted.update(_whole_cache(model))
+        with _observe(model, has_encoder) as observer:
+            stages = _decompose(model, wanted, config, has_encoder)
+        steps = tuple(dict(named_leaves(step)) for step in observer.steps[:_STEPS])
+        if max_cache_length is None and _is_recurrent(steps):
+            # Two steps at once are another computation than one after the other.
+            stages = _decompose(model, wanted, config, has_encoder, at_once=False)
     parts = [ModelPart(name, part, _caches_last(args)) for name, (part, args) in stages.items()]
     if has_encoder:
         parts.insert(0, ModelPart(ENCODE, *observer.encoder_call()))
-    given = dict(named_leaves(inputs))
-    steps = tuple(dict(named_leaves(step)) for step in observer.steps[:_STEPS])
-    return SplitModel(tuple(parts), Observation(given, steps, observer.encoded))
+    observed = Observation(dict(named_leaves(inputs)), steps, observer.encoded)
+    return SplitModel(tuple(parts), observed)
+
+
+def _decompose(
+    model: nn.Module, inputs: dict[str, Any], config: Any, has_encoder: bool, at_once: bool = True
+) -> dict[str, tuple[nn.Module, dict[str, Any]]]:
+    """Let transformers capture the inputs of each part; `at_once` for several tokens per step."""
+    utils = importlib.import_module("transformers.exporters.utils")
+    # The exporter of transformers takes an encoder for one of another modality than text.
+    split = utils.decompose_prefill_decode if has_encoder else utils.decompose_for_generation
+    try:
+        stages: dict[str, tuple[nn.Module, dict[str, Any]]] = split(
+            model, inputs, generation_config=config, multi_token_decode=at_once
+        )
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise ModelRunError(
+            f"generate() fails for {type(model).__name__}: {first_line(cause)}",
+            hint="pass inputs that model.generate accepts",
+        ) from error
+    return stages
+
+
+def _whole_cache(model: Any) -> dict[str, Any]:
+    """Return a cache that keeps all tokens, for a model whose own one keeps a window of them.
+
+    The length of a window that is not full yet is fixed by the export. The model masks what is
+    outside the window in any case.
+    """
+    caches = importlib.import_module("transformers.cache_utils")
+    try:
+        own = caches.DynamicCache(config=model.config.get_text_config(decoder=True))
+        slides = any(layer.is_sliding for layer in own.layers)
+    except (AttributeError, TypeError, ValueError):  # a model with a cache of its own kind
+        return {}
+    return {"past_key_values": caches.DynamicCache()} if slides else {}
+
+
+def _is_recurrent(steps: Sequence[Leaves]) -> bool:
+    """Return whether a step overwrites a state of fixed size, as state-space models do."""
+    if len(steps) < _STEPS:
+        return False
+    before, after = steps[1:]
+    return any(
+        leaf.is_floating_point()
+        and name in before
+        and leaf.shape == before[name].shape
+        and not torch.equal(leaf, before[name])
+        for name, leaf in after.items()
+    )
 
 
 def _caches_last(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Role(enum.StrEnum):
     POSITIONS = "positions"
     """The position of each token of this step, counted from `start`."""
     STATE = "state"
-    """The output `source` of the step before; zeros, or nothing, before the first one."""
+    """The output `source` of the step before; zeros of the shape `empty` before the first one."""
     PROMPT = "prompt"
     """What the user passes as `source`, the same at each step."""
     RESULT = "result"
@@ -42,6 +42,8 @@ class PartInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """The name of an output, or of what the user passes."""
     start: int = 0
     """The first position; or the number of a constant."""
+    empty: tuple[int, ...] = ()
+    """The shape of a state for one text without tokens; 0 along the axis that grows."""
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from modelexport.capture.graph_inputs import INPUT_PREFIX
-from modelexport.generation.parts import ENCODE, PREFILL, Observation, token_input
+from modelexport.generation.parts import ENCODE, MASK, PREFILL, Observation, token_input
 from modelexport.generation.records import PartInput, Role
 
 _OUTPUT_PREFIX = "output."
@@ -36,7 +36,7 @@ def find_roles(
         if part == ENCODE:
             roles[name] = _prompt(observed.given.get(leaf), leaf, observed)
         elif output is not None and leaf not in observed.given:
-            roles[name] = PartInput(Role.STATE, output)
+            roles[name] = PartInput(Role.STATE, output, empty=_empty_shape(leaf, observed))
         else:
             roles[name] = _step_role(leaf, observed, first=part == PREFILL)
     return roles
@@ -47,6 +47,8 @@ def _step_role(leaf: str, observed: Observation, first: bool) -> PartInput:
     start, *later = observed.steps
     if leaf == token_input(start):
         return PartInput(Role.TOKENS)
+    if first and not observed.encoded and leaf == MASK:
+        return PartInput(Role.MASK)
     if len(later) < 2 or any(leaf not in step for step in later):
         return _prompt(start.get(leaf), leaf, observed) if first else PartInput(Role.OTHER)
     before, after = later[0][leaf], later[1][leaf]
@@ -59,6 +61,17 @@ def _step_role(leaf: str, observed: Observation, first: bool) -> PartInput:
     if torch.equal(before, after):
         return _prompt(before, leaf, observed)
     return PartInput(Role.OTHER)
+
+
+def _empty_shape(leaf: str, observed: Observation) -> tuple[int, ...]:
+    """Return the shape of a state for one text without tokens."""
+    seen = [step[leaf].shape for step in observed.steps if leaf in step]
+    if not seen:
+        return ()
+    grows = [len(set(sizes)) > 1 for sizes in zip(*seen, strict=True)]
+    sizes = [0 if one else size for one, size in zip(grows, seen[-1], strict=True)]
+    rows = observed.steps[0][token_input(observed.steps[0])].shape[0]
+    return tuple([1, *sizes[1:]] if sizes and sizes[0] == rows else sizes)
 
 
 def _grows_by_ones(before: torch.Tensor, after: torch.Tensor) -> bool:

@@ -196,7 +196,7 @@ class Runner:
             )
         scores = np.zeros(0)
         while tokens:
-            part = _PREFILL if not self._past and _PREFILL in self._sessions else _DECODE
+            part = _DECODE if self._past else self._first_part(len(tokens))
             count = self._most_tokens(part) or len(tokens)
             scores = self._step(part, tokens[:count])
             tokens = tokens[count:]
@@ -206,6 +206,11 @@ class Runner:
             if token in self._record.tokens.eos or number + 1 == max_new_tokens:
                 return
             scores = self._step(_DECODE, [token])
+
+    def _first_part(self, tokens: int) -> str:
+        """Return the part for the first step: `prefill` may take a fixed number of tokens."""
+        fits = _PREFILL in self._sessions and (self._most_tokens(_PREFILL) or 0) <= tokens
+        return _PREFILL if fits else _DECODE
 
     def _most_tokens(self, part: str) -> int | None:
         """Return the number of tokens that a part takes; None for any number."""
@@ -236,9 +241,7 @@ class Runner:
         }
         return self._sessions[part].run(feeds)
 
-    def _value(
-        self, one: PartInput, shape: Sequence[int | None], tokens: Sequence[int]
-    ) -> Array:
+    def _value(self, one: PartInput, shape: Sequence[int | None], tokens: Sequence[int]) -> Array:
         """Return the value of an input; symbolic axes have one row."""
         count = len(tokens)
         match one.role:
@@ -258,9 +261,7 @@ class Runner:
                 return self._prompt(str(one.source))
         if one.source in self._state:
             return self._state[one.source]
-        # Before the first step: a cache of fixed size has zeros, one that grows has no tokens yet.
-        sizes = [size or 0 for size in shape]
-        return np.zeros([1, *sizes[1:]], np.float32)
+        return np.zeros(one.empty)
 
     def _prompt(self, name: str) -> Array:
         if name not in self._given and name == _MASK:
