@@ -8,8 +8,8 @@ import onnx
 import torch
 from torch import nn
 
-from modelexport.capture.hooks import flatten_tensors
-from modelexport.capture.inputs import ModelInputs, named_leaves
+from modelexport.capture.hooks import flatten_tensors, named_leaves
+from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.module_tree import forward_args
 from modelexport.errors import ArgumentError, plural
 from modelexport.tagged.example_inputs import Array, numeric_kind

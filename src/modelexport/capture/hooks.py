@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -36,6 +37,21 @@ def flatten_leaves(value: object) -> Iterator[Leaf]:
         items = (getattr(value, field.name, None) for field in dataclasses.fields(value))
     for item in items:
         yield from flatten_leaves(item)
+
+
+def named_leaves(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in a value, also in caches, with the path of each: `a.layers.0.keys`."""
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    elif hasattr(value, "__dict__") and not isinstance(value, type | enum.Enum):
+        items = vars(value).items()
+    for key, item in items:
+        yield from named_leaves(item, f"{name}.{key}" if name else str(key))
 
 
 def flatten_tensors(value: object) -> Iterator[torch.Tensor]:
@@ -321,3 +337,13 @@ def filter_outputs(
     compiled = isinstance(model, torch.jit.ScriptModule)
     with nullcontext() if compiled else model.register_forward_hook(output_filter):
         yield output_filter
+
+
+@contextmanager
+def flatten_outputs(model: nn.Module) -> Iterator[None]:
+    """Let the model return a dict of all tensors in its output while the block runs.
+
+    Those of caches are in it, in the order in which the transformers exporter has them.
+    """
+    with model.register_forward_hook(lambda module, args, output: dict(named_leaves(output))):
+        yield

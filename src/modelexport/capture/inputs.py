@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import enum
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,15 @@ class ModelInputs:
     kwargs: dict[str, Any]
     named: bool = True
     """Whether keyword inputs are named by their keys in the file."""
+
+    def copy_caches(self) -> ModelInputs:
+        """Return the inputs with copies of objects such as caches, which a run changes."""
+        plain = (torch.Tensor, Mapping, tuple, list)
+        kwargs = {
+            name: value if isinstance(value, plain) else copy.deepcopy(value)
+            for name, value in self.kwargs.items()
+        }
+        return dataclasses.replace(self, kwargs=kwargs)
 
     @property
     def for_torch(self) -> tuple[Any, ...]:
@@ -153,21 +162,6 @@ def is_cache(value: object) -> bool:
     return module is not None and isinstance(value, module.Cache)
 
 
-def named_leaves(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in a value, also in caches, with the path of each: `a.layers.0.keys`."""
-    items: Iterable[tuple[object, object]] = ()
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, list | tuple):
-        items = enumerate(value)
-    elif hasattr(value, "__dict__") and not isinstance(value, type | enum.Enum):
-        items = vars(value).items()
-    for key, item in items:
-        yield from named_leaves(item, f"{name}.{key}" if name else str(key))
-
-
 def name_inputs(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
     """Return the inputs by the names of forward's arguments."""
     return dict(zip(forward_args(model), inputs.args, strict=False)) | inputs.kwargs
@@ -176,7 +170,7 @@ def name_inputs(model: nn.Module, inputs: ModelInputs) -> dict[str, Any]:
 def run_model(model: nn.Module, inputs: ModelInputs) -> Any:
     """Run the model without gradients and in evaluation mode; it is left as it was."""
     with silence_torch(verbose=False), preserve_model(model), torch.no_grad():
-        return model(*inputs.args, **inputs.kwargs)
+        return model(*inputs.args, **inputs.copy_caches().kwargs)
 
 
 def can_run(model: nn.Module, inputs: ModelInputs) -> bool:

@@ -29,8 +29,8 @@ from modelexport.generation.parts import (
 from modelexport.generation.records import (
     FORMAT,
     GenerationFile,
-    Part,
-    Role,
+    GenerationPart,
+    InputRole,
     encode_generation,
     generation_path,
     part_path,
@@ -41,9 +41,10 @@ from modelexport.onnx_file.atomic_write import Transaction, check_output_path, t
 from modelexport.onnx_file.shared_data import SharedData
 from modelexport.option_values import check_flag, spell_option
 from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, StrPath, resolve_names
-from modelexport.pipeline import StagedExport, finish_export, split_options, stage_export
+from modelexport.pipeline import split_options
 from modelexport.report import ExportReport, Steps, warn_of_failures
 from modelexport.request import check_request
+from modelexport.staged_export import StagedExport, finish_export, stage_export
 
 _LEAST = 2
 """The least size of an axis in the example inputs: torch takes a size of one as fixed."""
@@ -261,7 +262,7 @@ def _describe(
     for part, export in exports.items():
         outputs = tuple(info.name for info in export.outputs)
         inputs = [info.name for info in export.inputs]
-        parts[part] = Part(
+        parts[part] = GenerationPart(
             onnx=reports[part].onnx_path.name,
             inputs=find_roles(part, inputs, decode, split.observed),
             outputs=outputs,
@@ -275,7 +276,7 @@ def _describe(
         cache=tuple(
             info
             for info in exports[DECODE].inputs
-            if parts[DECODE].inputs[info.name].role is Role.STATE
+            if parts[DECODE].inputs[info.name].role is InputRole.STATE
         ),
         max_cache_length=options.max_cache_length,
         tokens=read_token_ids(model, split),

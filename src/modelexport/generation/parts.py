@@ -12,16 +12,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from modelexport.capture.inputs import named_leaves
+from modelexport.capture.hooks import named_leaves
+from modelexport.capture.inputs import is_cache
 from modelexport.capture.model_state import preserve_model, silence_torch, swap_attributes
 from modelexport.capture.transformers_exporter import import_exporters
 from modelexport.errors import ArgumentError, ModelRunError, first_line
 from modelexport.generation.records import TokenIds
+from modelexport.option_values import spell_option
 
 ENCODE, PREFILL, DECODE = "encode", "prefill", "decode"
 """The parts: what runs once on the input, the first step of generation, and each further one."""
 MASK = "attention_mask"
 """What transformers calls the mask of tokens, in `forward` and in `generate`."""
+_CACHE = "past_key_values"
 _STEPS = 3
 """How many steps of `generate` the exporter captures: the first one, and two more to merge."""
 
@@ -93,10 +96,12 @@ def split_model(
     wanted = dict(inputs)
     with greedy_generation(model) as config:
         if max_cache_length is not None:
-            config.cache_implementation = "static"
-            config.max_cache_len = max_cache_length
-        elif not has_encoder:
-            wanted.update(_whole_cache(model))
+            wanted.update(_fixed_cache(model, wanted, config, max_cache_length))
+        elif not has_encoder and _slides(model):
+            # The length of a window that is not full yet would be fixed by the export. The model
+            # masks what is outside the window in any case.
+            caches = importlib.import_module("transformers.cache_utils")
+            wanted[_CACHE] = caches.DynamicCache()
         with _observe(model, has_encoder) as observer:
             stages = _decompose(model, wanted, config, has_encoder)
         steps = tuple(dict(named_leaves(step)) for step in observer.steps[:_STEPS])
@@ -130,19 +135,36 @@ def _decompose(
     return stages
 
 
-def _whole_cache(model: Any) -> dict[str, Any]:
-    """Return a cache that keeps all tokens, for a model whose own one keeps a window of them.
+def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -> dict[str, Any]:
+    """Return an empty cache for a number of tokens.
 
-    The length of a window that is not full yet is fixed by the export. The model masks what is
-    outside the window in any case.
+    `generate` makes one without tensors, which the exporter would name wrongly: hence that of a
+    later step, emptied.
     """
+    hint = f"leave {spell_option('max_cache_length')} out"
+    if model.config.is_encoder_decoder or _slides(model):
+        kind = "an encoder" if model.config.is_encoder_decoder else "a sliding window"
+        raise ArgumentError(f"a model with {kind} has no cache of fixed size to export", hint=hint)
+    static = copy.deepcopy(config)
+    static.cache_implementation, static.max_cache_len = "static", length
+    with _observe(model, has_encoder=False) as observer:
+        _decompose(model, inputs, static, has_encoder=False)
+    cache: Any = observer.steps[1].get(_CACHE)
+    if not is_cache(cache) or not getattr(cache, "is_compileable", False):
+        name = type(model).__name__
+        raise ArgumentError(f"{name} has no cache of fixed size", hint=hint)
+    cache.reset()
+    return {_CACHE: cache}
+
+
+def _slides(model: Any) -> bool:
+    """Return whether the cache of a model keeps a window of tokens, and drops earlier ones."""
     caches = importlib.import_module("transformers.cache_utils")
     try:
         own = caches.DynamicCache(config=model.config.get_text_config(decoder=True))
-        slides = any(layer.is_sliding for layer in own.layers)
+        return any(layer.is_sliding for layer in own.layers)
     except (AttributeError, TypeError, ValueError):  # a model with a cache of its own kind
-        return {}
-    return {"past_key_values": caches.DynamicCache()} if slides else {}
+        return False
 
 
 def _is_recurrent(steps: Sequence[Leaves]) -> bool:

@@ -13,13 +13,15 @@ from modelexport.tagged.records import UNREADABLE, TensorInfo
 FORMAT = "modelexport-generation/1"
 
 
-class Role(enum.StrEnum):
+class InputRole(enum.StrEnum):
     """Where the value of an input of a part comes from."""
 
     TOKENS = "tokens"
     """The token ids of this step."""
     MASK = "mask"
     """A one for each token so far, those of this step included."""
+    CAUSAL_MASK = "causal_mask"
+    """For each token of this step, whether it may see each place of a cache of fixed size."""
     POSITIONS = "positions"
     """The position of each token of this step, counted from `start`."""
     STATE = "state"
@@ -34,10 +36,10 @@ class Role(enum.StrEnum):
     """None of these: `generate` cannot run the part."""
 
 
-class PartInput(msgspec.Struct, frozen=True, omit_defaults=True):
+class GenerationInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """One input of a part, and where its value comes from."""
 
-    role: Role
+    role: InputRole
     source: str | None = None
     """The name of an output, or of what the user passes."""
     start: int = 0
@@ -46,12 +48,12 @@ class PartInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """The shape of a state for one text without tokens; 0 along the axis that grows."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class GenerationPart(msgspec.Struct, frozen=True):
     """One ONNX file of a model."""
 
     onnx: str
     """The name of the file, beside this one."""
-    inputs: dict[str, PartInput]
+    inputs: dict[str, GenerationInput]
     outputs: tuple[str, ...]
     logits: str | None
     """The output with the scores of the next token; null for a part that has none."""
@@ -77,7 +79,7 @@ class GenerationFile(msgspec.Struct, frozen=True):
     """`modelexport-generation/1`. A reader should refuse another."""
     source: str
     """The name of the model's source."""
-    parts: dict[str, Part]
+    parts: dict[str, GenerationPart]
     """In the order in which they run: `encode` if there is one, `prefill`, then `decode` for each
     further step. A multimodal model has other parts, and `decode`."""
     cache: tuple[TensorInfo, ...]

@@ -8,7 +8,7 @@ import torch
 
 from modelexport.capture.graph_inputs import INPUT_PREFIX
 from modelexport.generation.parts import ENCODE, MASK, PREFILL, Observation, token_input
-from modelexport.generation.records import PartInput, Role
+from modelexport.generation.records import GenerationInput, InputRole
 
 _OUTPUT_PREFIX = "output."
 """How the name of an output begins where an input has the same one, as caches do."""
@@ -16,7 +16,7 @@ _OUTPUT_PREFIX = "output."
 
 def find_roles(
     part: str, inputs: Iterable[str], outputs: Iterable[str], observed: Observation
-) -> dict[str, PartInput]:
+) -> dict[str, GenerationInput]:
     """Find out where the value of each input of a part comes from.
 
     Args:
@@ -36,31 +36,40 @@ def find_roles(
         if part == ENCODE:
             roles[name] = _prompt(observed.given.get(leaf), leaf, observed)
         elif output is not None and leaf not in observed.given:
-            roles[name] = PartInput(Role.STATE, output, empty=_empty_shape(leaf, observed))
+            roles[name] = GenerationInput(
+                InputRole.STATE, output, empty=_empty_shape(leaf, observed)
+            )
         else:
             roles[name] = _step_role(leaf, observed, first=part == PREFILL)
     return roles
 
 
-def _step_role(leaf: str, observed: Observation, first: bool) -> PartInput:
+def _step_role(leaf: str, observed: Observation, first: bool) -> GenerationInput:
     """Return the role of an input of a step that is not the cache."""
     start, *later = observed.steps
     if leaf == token_input(start):
-        return PartInput(Role.TOKENS)
+        return GenerationInput(InputRole.TOKENS)
     if first and not observed.encoded and leaf == MASK:
-        return PartInput(Role.MASK)
+        return GenerationInput(InputRole.MASK)
     if len(later) < 2 or any(leaf not in step for step in later):
-        return _prompt(start.get(leaf), leaf, observed) if first else PartInput(Role.OTHER)
+        return (
+            _prompt(start.get(leaf), leaf, observed) if first else GenerationInput(InputRole.OTHER)
+        )
     before, after = later[0][leaf], later[1][leaf]
     if _grows_by_ones(before, after):
-        return PartInput(Role.MASK)
+        return GenerationInput(InputRole.MASK)
     if before.shape != after.shape:
-        return PartInput(Role.OTHER)
+        return GenerationInput(InputRole.OTHER)
+    past = start[token_input(start)].shape[1]
+    if _is_causal(before, past) and _is_causal(after, past + 1):
+        return GenerationInput(InputRole.CAUSAL_MASK)
     if not before.is_floating_point() and torch.equal(after, before + 1):
-        return PartInput(Role.POSITIONS, start=_first_position(start.get(leaf), before, start))
+        return GenerationInput(
+            InputRole.POSITIONS, start=_first_position(start.get(leaf), before, start)
+        )
     if torch.equal(before, after):
         return _prompt(before, leaf, observed)
-    return PartInput(Role.OTHER)
+    return GenerationInput(InputRole.OTHER)
 
 
 def _empty_shape(leaf: str, observed: Observation) -> tuple[int, ...]:
@@ -80,6 +89,13 @@ def _grows_by_ones(before: torch.Tensor, after: torch.Tensor) -> bool:
     return torch.equal(after[:, :-1], before) and bool((after[:, -1] == 1).all())
 
 
+def _is_causal(mask: torch.Tensor, past: int) -> bool:
+    """Return whether the mask of one token shows all tokens before it, of the first text."""
+    if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[2] != 1:
+        return False
+    return torch.equal(mask[0, 0, 0].cpu(), torch.arange(mask.shape[3]) <= past)
+
+
 def _first_position(
     first: torch.Tensor | None, second: torch.Tensor, step: Mapping[str, torch.Tensor]
 ) -> int:
@@ -89,16 +105,16 @@ def _first_position(
     return int(second.reshape(-1)[0]) - step[token_input(step)].shape[1]
 
 
-def _prompt(value: torch.Tensor | None, leaf: str, observed: Observation) -> PartInput:
+def _prompt(value: torch.Tensor | None, leaf: str, observed: Observation) -> GenerationInput:
     """Return the role of a value that is the same at each step."""
     if value is None:
-        return PartInput(Role.OTHER)
-    for role, known in ((Role.RESULT, observed.encoded), (Role.PROMPT, observed.given)):
+        return GenerationInput(InputRole.OTHER)
+    for role, known in ((InputRole.RESULT, observed.encoded), (InputRole.PROMPT, observed.given)):
         # The same name first: two inputs may have the same values.
         for name in sorted(known, key=lambda name: not leaf.endswith(name)):
             if known[name].shape == value.shape and torch.equal(known[name].to(value), value):
-                return PartInput(role, name)
+                return GenerationInput(role, name)
     number = value.reshape(-1)[:1]
     if not value.is_floating_point() and value.numel() and bool((value == number).all()):
-        return PartInput(Role.CONSTANT, start=int(number))
-    return PartInput(Role.OTHER)
+        return GenerationInput(InputRole.CONSTANT, start=int(number))
+    return GenerationInput(InputRole.OTHER)

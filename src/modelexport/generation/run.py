@@ -12,7 +12,13 @@ import msgspec
 import numpy as np
 
 from modelexport.errors import ArgumentError, FormatError, SourceError, first_line
-from modelexport.generation.records import GenerationFile, Part, PartInput, Role, read_generation
+from modelexport.generation.records import (
+    GenerationFile,
+    GenerationInput,
+    GenerationPart,
+    InputRole,
+    read_generation,
+)
 from modelexport.onnx_file.model_file import StrPath, as_path
 from modelexport.verification.records import Array
 from modelexport.verification.runtime import OPTIMIZED, Session
@@ -142,7 +148,7 @@ def make_prompt(
         one.source
         for part in record.parts.values()
         for one in part.inputs.values()
-        if one.role is Role.PROMPT and one.source is not None
+        if one.role is InputRole.PROMPT and one.source is not None
     }
     needed = needed or {_TOKENS}
     missing = sorted(name for name in needed - {_MASK} if name not in given)
@@ -215,7 +221,7 @@ class Runner:
     def _most_tokens(self, part: str) -> int | None:
         """Return the number of tokens that a part takes; None for any number."""
         inputs = self._record.parts[part].inputs
-        name = next(name for name, one in inputs.items() if one.role is Role.TOKENS)
+        name = next(name for name, one in inputs.items() if one.role is InputRole.TOKENS)
         return self._shapes(part)[name][-1]
 
     def _shapes(self, part: str) -> dict[str, list[int | None]]:
@@ -241,23 +247,29 @@ class Runner:
         }
         return self._sessions[part].run(feeds)
 
-    def _value(self, one: PartInput, shape: Sequence[int | None], tokens: Sequence[int]) -> Array:
+    def _value(
+        self, one: GenerationInput, shape: Sequence[int | None], tokens: Sequence[int]
+    ) -> Array:
         """Return the value of an input; symbolic axes have one row."""
         count = len(tokens)
         match one.role:
-            case Role.TOKENS:
+            case InputRole.TOKENS:
                 return np.array([tokens], np.int64)
-            case Role.MASK:
+            case InputRole.MASK:
                 return np.ones((1, self._past + count), np.int64)
-            case Role.POSITIONS:
+            case InputRole.CAUSAL_MASK:
+                columns = np.arange(self._record.max_cache_length or self._past + count)
+                rows = np.arange(self._past, self._past + count)
+                return (columns <= rows[:, None])[None, None]
+            case InputRole.POSITIONS:
                 first = one.start + self._past
                 sizes = [size or 1 for size in shape[:-1]]
                 return np.broadcast_to(np.arange(first, first + count), (*sizes, count)).copy()
-            case Role.CONSTANT:
+            case InputRole.CONSTANT:
                 return np.full((1, count), one.start, np.int64)
-            case Role.RESULT:
+            case InputRole.RESULT:
                 return self._encoded[str(one.source)]
-            case Role.PROMPT:
+            case InputRole.PROMPT:
                 return self._prompt(str(one.source))
         if one.source in self._state:
             return self._state[one.source]
@@ -272,11 +284,11 @@ class Runner:
 
 def _size(size: int | str | None) -> int | None:
     """Return the size of an axis; torch writes one that it fixed as a symbol of digits."""
-    return int(size) if str(size).isdecimal() else None
+    return int(str(size)) if str(size).isdecimal() else None
 
 
-def _check_runnable(name: str, part: Part) -> None:
-    other = [one for one, origin in part.inputs.items() if origin.role is Role.OTHER]
+def _check_runnable(name: str, part: GenerationPart) -> None:
+    other = [one for one, origin in part.inputs.items() if origin.role is InputRole.OTHER]
     if other:
         raise ArgumentError(
             f"the input {other[0]!r} of {part.onnx} has no known origin",

@@ -150,7 +150,7 @@ class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     """True where the metadata of each node has its tag as `namespace`; `strip` removes it. Else
     absent."""
     part: str | msgspec.UnsetType = msgspec.UNSET
-    """Which part of a language model the file is, `prefill` or `decode` for example. Else absent."""
+    """Which part of a language model the file is, such as `decode`. Else absent."""
 
 
 class ExampleInput(msgspec.Struct, frozen=True, gc=False):

@@ -15,7 +15,12 @@ from torch.utils._pytree import tree_map_only
 from modelexport.capture.failure import model_run_error
 from modelexport.capture.graph_inputs import as_array
 from modelexport.capture.graph_inputs import match_inputs as match_inputs
-from modelexport.capture.hooks import filter_outputs, flatten_leaves, flatten_tensors
+from modelexport.capture.hooks import (
+    filter_outputs,
+    flatten_leaves,
+    flatten_outputs,
+    flatten_tensors,
+)
 from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.model_state import preserve_model, silence_torch
 from modelexport.capture.module_tree import read_module_tree
@@ -96,11 +101,12 @@ class PyTorchCall(NamedTuple):
 
 
 def run_pytorch(
-    model: nn.Module, inputs: ModelInputs, root_only: bool = False
+    model: nn.Module, inputs: ModelInputs, root_only: bool = False, with_caches: bool = False
 ) -> list[PyTorchCall]:
     """Run the model once with hooks on its modules, or only on itself with `root_only`.
 
-    Model and inputs are left as they were. Calls are returned in the order in which they finished.
+    The model's own results include caches with `with_caches`. Model and inputs are left as they
+    were. Calls are returned in the order in which they finished.
 
     Raises:
         ModelRunError: If the model does not run on these inputs.
@@ -108,7 +114,8 @@ def run_pytorch(
     recorder = _CallRecorder()
     handles = []
     tree = read_module_tree(model)
-    with silence_torch(verbose=False), preserve_model(model), filter_outputs(model):
+    results = flatten_outputs if with_caches else filter_outputs
+    with silence_torch(verbose=False), preserve_model(model), results(model):
         try:
             for path in [""] if root_only else tree:
                 if not tree[path].opaque:
@@ -118,7 +125,7 @@ def run_pytorch(
                         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
                         module.register_forward_hook(after),
                     ]
-            given = (inputs.args, inputs.kwargs)
+            given = (inputs.args, inputs.copy_caches().kwargs)
             args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach().clone(), given)
             with torch.no_grad():
                 output = model(*args, **kwargs)

@@ -13,7 +13,7 @@ from modelexport.capture.graph_inputs import match_inputs
 from modelexport.capture.inputs import ModelInputs, bind_inputs, in_signature_order, parse_inputs
 from modelexport.capture.model_state import check_has_weights, unwrap_model
 from modelexport.errors import ArgumentError, ArgumentTypeError, ModelRunError, describe_type
-from modelexport.exporters import CALL_ORDER_EXPORTERS
+from modelexport.exporters import CALL_ORDER_EXPORTERS, EXPORTERS
 from modelexport.extraction.boundary import OpenModel
 from modelexport.extraction.extract import open_tagged
 from modelexport.graph.flat import pause_collector
@@ -186,7 +186,7 @@ class _Verifier(NamedTuple):
         suffix = f", {run.name}" if run.name else ""
         self.step(f"run the PyTorch model{suffix}")
         try:
-            calls = run_pytorch(self.model, run.inputs, root_only=self.is_program)
+            calls = run_pytorch(self.model, run.inputs, self.is_program, self._with_caches())
         except ModelRunError as error:
             message = ": ".join(filter(None, (run.name, error.message)))
             raise ModelRunError(message, hint=error.hint) from error
@@ -201,6 +201,12 @@ class _Verifier(NamedTuple):
             self._record(call, tensors, verdicts.get(index))
             for index, (call, tensors) in enumerate(zip(paired, parities, strict=True))
         ]
+
+    def _with_caches(self) -> bool:
+        """Return whether the caches of the model are among the outputs of the file."""
+        records = self.file.records
+        names = () if records is None else (records.export.exporter,)
+        return any(one.takes_caches for one in EXPORTERS if one.name in names)
 
     def _judge(
         self, paired: list[PairedCall], parities: list[_Parities], feeds: Values
