@@ -276,6 +276,7 @@ KEYWORDS = {
     "source_options",
     "seed",
     "on_step",
+    "part",
 }
 
 

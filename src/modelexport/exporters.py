@@ -44,7 +44,7 @@ class Exporter(msgspec.Struct, frozen=True, kw_only=True):
     keeps_call_order: bool
     """Whether the graph has its inputs in the order of the call, not of `forward`'s signature."""
     takes_caches: bool
-    """Whether the cache of a decoder may be an input, and is an output."""
+    """Whether the cache of a language model may be an input, and is an output."""
 
 
 EXPORTERS = (
@@ -76,7 +76,7 @@ EXPORTERS = (
         name="transformers",
         capture="modelexport.capture.transformers_exporter",
         strategy="fx",
-        reason="the transformers exporter keeps the cache of a decoder",
+        reason="the transformers exporter keeps the cache of a language model",
         tried_by_auto=False,
         opsets=(7, 25),
         accepts=frozenset({ModelKind.MODULE}),

@@ -48,7 +48,7 @@ class Observation(NamedTuple):
     steps: tuple[Leaves, ...]
     """What each step passed, one token at a time after the first one."""
     encoded: Leaves
-    """What the encoder returned; nothing for a model without one."""
+    """What the module that encodes the prompt returned; nothing without one."""
 
 
 class SplitModel(NamedTuple):
@@ -143,7 +143,7 @@ def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -
     """
     hint = f"leave {spell_option('max_cache_length')} out"
     if model.config.is_encoder_decoder or _slides(model):
-        kind = "an encoder" if model.config.is_encoder_decoder else "a sliding window"
+        kind = f"the part {ENCODE}" if model.config.is_encoder_decoder else "a sliding window"
         raise ArgumentError(f"a model with {kind} has no cache of fixed size to export", hint=hint)
     static = copy.deepcopy(config)
     static.cache_implementation, static.max_cache_len = "static", length
@@ -266,8 +266,8 @@ class _Observer:
     def encoder_call(self) -> tuple[nn.Module, dict[str, Any]]:
         if self._encoder is None:
             raise ModelRunError(
-                "generate() did not run the model's encoder",
-                hint="this model cannot be split into an encoder and a decoder",
+                "generate() did not encode the prompt in a module of its own",
+                hint="this model cannot be split into parts",
             )
         return self._encoder
 

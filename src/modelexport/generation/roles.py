@@ -8,8 +8,10 @@ import torch
 
 from modelexport.capture.graph_inputs import INPUT_PREFIX
 from modelexport.generation.parts import ENCODE, MASK, PREFILL, Observation, token_input
-from modelexport.generation.records import GenerationInput, InputRole
+from modelexport.generation.records import GenerationInput
+from modelexport.generation.records import InputRole as Role
 
+_OTHER = GenerationInput(Role.OTHER)
 _OUTPUT_PREFIX = "output."
 """How the name of an output begins where an input has the same one, as caches do."""
 
@@ -36,9 +38,7 @@ def find_roles(
         if part == ENCODE:
             roles[name] = _prompt(observed.given.get(leaf), leaf, observed)
         elif output is not None and leaf not in observed.given:
-            roles[name] = GenerationInput(
-                InputRole.STATE, output, empty=_empty_shape(leaf, observed)
-            )
+            roles[name] = GenerationInput(Role.STATE, output, empty=_empty_shape(leaf, observed))
         else:
             roles[name] = _step_role(leaf, observed, first=part == PREFILL)
     return roles
@@ -48,28 +48,26 @@ def _step_role(leaf: str, observed: Observation, first: bool) -> GenerationInput
     """Return the role of an input of a step that is not the cache."""
     start, *later = observed.steps
     if leaf == token_input(start):
-        return GenerationInput(InputRole.TOKENS)
-    if first and not observed.encoded and leaf == MASK:
-        return GenerationInput(InputRole.MASK)
+        return GenerationInput(Role.TOKENS)
+    if first and not observed.encoded and leaf == MASK and start[leaf].dim() == 2:
+        return GenerationInput(Role.MASK)
     if len(later) < 2 or any(leaf not in step for step in later):
-        return (
-            _prompt(start.get(leaf), leaf, observed) if first else GenerationInput(InputRole.OTHER)
-        )
+        return _prompt(start.get(leaf), leaf, observed) if first else _OTHER
     before, after = later[0][leaf], later[1][leaf]
     if _grows_by_ones(before, after):
-        return GenerationInput(InputRole.MASK)
+        return GenerationInput(Role.MASK)
     if before.shape != after.shape:
-        return GenerationInput(InputRole.OTHER)
+        return _OTHER
     past = start[token_input(start)].shape[1]
     if _is_causal(before, past) and _is_causal(after, past + 1):
-        return GenerationInput(InputRole.CAUSAL_MASK)
+        return GenerationInput(Role.CAUSAL_MASK)
     if not before.is_floating_point() and torch.equal(after, before + 1):
         return GenerationInput(
-            InputRole.POSITIONS, start=_first_position(start.get(leaf), before, start)
+            Role.POSITIONS, start=_first_position(start.get(leaf), before, start)
         )
     if torch.equal(before, after):
         return _prompt(before, leaf, observed)
-    return GenerationInput(InputRole.OTHER)
+    return _OTHER
 
 
 def _empty_shape(leaf: str, observed: Observation) -> tuple[int, ...]:
@@ -108,13 +106,13 @@ def _first_position(
 def _prompt(value: torch.Tensor | None, leaf: str, observed: Observation) -> GenerationInput:
     """Return the role of a value that is the same at each step."""
     if value is None:
-        return GenerationInput(InputRole.OTHER)
-    for role, known in ((InputRole.RESULT, observed.encoded), (InputRole.PROMPT, observed.given)):
+        return _OTHER
+    for role, known in ((Role.RESULT, observed.encoded), (Role.PROMPT, observed.given)):
         # The same name first: two inputs may have the same values.
         for name in sorted(known, key=lambda name: not leaf.endswith(name)):
             if known[name].shape == value.shape and torch.equal(known[name].to(value), value):
                 return GenerationInput(role, name)
     number = value.reshape(-1)[:1]
     if not value.is_floating_point() and value.numel() and bool((value == number).all()):
-        return GenerationInput(InputRole.CONSTANT, start=int(number))
-    return GenerationInput(InputRole.OTHER)
+        return GenerationInput(Role.CONSTANT, start=int(number))
+    return _OTHER
