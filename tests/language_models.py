@@ -86,7 +86,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 """The configuration of each model; the first three are in `make test`, all in `make generation`."""
 ALWAYS = 3
-NOISE = {"t5": 1.3}
+NOISE = {"t5": 1.3, "gpt2": 0.6}
 """How far weights are from their usual random values, where the tokens would be all the same."""
 NAMES = [
     pytest.param(

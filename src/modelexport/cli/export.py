@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from modelexport.report import ExportReport
+    from modelexport.tagged.records import TensorInfo
 
 _MOST_INPUTS = 8
 _MOST_NOTES = 5
@@ -86,6 +87,12 @@ def show_summary(report: ExportReport, verbose: bool = False) -> None:
     show(_summary(report, verbose))
 
 
+def _has_fixed_text(inputs: Sequence[TensorInfo]) -> bool:
+    """Return whether the inputs are of fixed shapes, and the first one holds rows of tokens."""
+    fixed = all(isinstance(size, int) for info in inputs for size in info.shape)
+    return fixed and bool(inputs) and inputs[0].dtype == "int64" and len(inputs[0].shape) == 2
+
+
 def show_parts(report: ExportReport) -> None:
     """Print what an export with `--generation` did, and how to try it."""
     assert report.generation_path is not None
@@ -127,6 +134,8 @@ def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
     if hierarchy.export.inputs_from is not None:
         yield line(f"inputs from {hierarchy.export.inputs_from}:", 2)
         yield line(join_names(map(describe_tensor, hierarchy.export.inputs), _MOST_INPUTS), 4)
+        if _has_fixed_text(hierarchy.export.inputs):
+            yield line("shapes are fixed; --dynamic makes batch and sequence symbolic", 4)
     yield line(f"{plural(statistics.modules, 'module')}: {status}", 2)
     yield line(f"sidecar {report.sidecar_path.name}", 2)
     if report.view_path is not None:
