@@ -55,6 +55,8 @@ def build_generative(model_type: str) -> tuple[Any, dict[str, Any]]:
     for smaller in shrink_config(config):
         if getattr(smaller, "is_decoder", None) is False and not smaller.is_encoder_decoder:
             smaller.is_decoder = True
+        if smaller.is_encoder_decoder and getattr(smaller, "decoder_start_token_id", None) is None:
+            smaller.decoder_start_token_id = getattr(smaller, "pad_token_id", None) or 0
         try:
             model = _build(head, smaller)
         except Exception as error:

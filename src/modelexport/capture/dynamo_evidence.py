@@ -177,7 +177,7 @@ def read_trace(
     Args:
         program: The `ONNXProgram` that torch returned.
         tree: The modules of the model.
-        log: The recorded calls; empty for a program that was exported before.
+        log: The recorded calls; none for a program that was exported before.
         reader: The trace.
         translation: The graph as first translated, and the steps of the optimiser.
         hooks_ran: Whether the caller captured the model in the way in which hooks run.
@@ -218,12 +218,10 @@ def read_trace(
         if ran_in:
             scopes.update(dict.fromkeys(operation.outputs, ran_in[0]))
             covers[operation.outputs[0]] = covered_modules(ran_in)
+    names_of = [[renamed.get(value, value) for value in values] for values in returned]
     results = {
-        number: tuple(
-            matcher.find(name) if name in fx_names else None
-            for name in (renamed.get(value, value) for value in values)
-        )
-        for number, values in enumerate(returned)
+        number: tuple(matcher.find(name) if name in fx_names else None for name in names)
+        for number, names in enumerate(names_of)
     }
     return Trace(log, scopes, covers, results)
 

@@ -108,7 +108,8 @@ def _parts_summary(report: ExportReport) -> Iterator[RenderableType]:
     inputs = report.hierarchy.export.inputs_from
     if inputs is not None:
         yield line(f"inputs from {inputs}", 2)
-    yield line("batch, sequence and cache lengths are symbolic", 2)
+    lengths = "batch and cache" if report.notes else "batch, sequence and cache"
+    yield line(f"{lengths} lengths are symbolic", 2)
     if report.data_paths:
         yield line(f"weights of all parts in {report.data_paths[0].name}", 2)
     for name, part in report.parts.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,6 +21,7 @@ from modelexport.exporters import EXPORTERS
 from modelexport.generation.parts import (
     DECODE,
     MASK,
+    PREFILL,
     ModelPart,
     SplitModel,
     read_token_ids,
@@ -43,7 +44,7 @@ from modelexport.option_values import check_flag, spell_option
 from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, StrPath, resolve_names
 from modelexport.pipeline import split_options
 from modelexport.report import ExportReport, Steps, warn_of_failures
-from modelexport.request import check_request
+from modelexport.request import check_options, check_request
 from modelexport.staged_export import StagedExport, finish_export, stage_export
 
 _LEAST = 2
@@ -153,6 +154,7 @@ def export_parts(
     All files are written or none. It does not warn.
     """
     stem = check_generation_options(output_path, options)
+    check_options(options)
     options = msgspec.structs.replace(options, exporter=_exporter_name())
     module = check_model(model)
     if not isinstance(module, nn.Module):
@@ -182,7 +184,22 @@ def export_parts(
     parts = {
         part: msgspec.structs.replace(report, data_paths=paths) for part, report in finished.items()
     }
-    return msgspec.structs.replace(parts[DECODE], parts=parts, generation_path=path)
+    notes = (*parts[DECODE].notes, *_fixed_prompt(record, parts))
+    return msgspec.structs.replace(parts[DECODE], parts=parts, generation_path=path, notes=notes)
+
+
+def _fixed_prompt(record: GenerationFile, reports: Mapping[str, ExportReport]) -> Iterator[str]:
+    """Yield a note if the first step takes a fixed number of tokens."""
+    report = reports.get(PREFILL)
+    if report is None or record.tokens.decoder_start:
+        return
+    inputs = record.parts[PREFILL].inputs
+    for info in report.hierarchy.export.inputs:
+        if inputs[info.name].role is InputRole.TOKENS and str(info.shape[-1]).isdecimal():
+            yield (
+                f"{report.onnx_path.name} takes {info.shape[-1]} tokens, since the model loops "
+                "over them; generate passes those of other prompts to decode, one at a time"
+            )
 
 
 def _exporter_name() -> str:

@@ -237,8 +237,17 @@ def read_token_ids(model: Any, split: SplitModel | None = None) -> TokenIds:
 
 
 def token_input(step: Mapping[str, torch.Tensor]) -> str:
-    """Return the name under which transformers passes the tokens of a step."""
-    return next(name for name in ("decoder_input_ids", "input_ids") if name in step)
+    """Return the name under which transformers passes the tokens of a step.
+
+    Raises:
+        ModelRunError: It passes none.
+    """
+    for name in ("decoder_input_ids", "input_ids"):
+        if name in step:
+            return name
+    raise ModelRunError(
+        "generate() passes no token ids to the model", hint="pass input_ids"
+    )
 
 
 class _Observer:
