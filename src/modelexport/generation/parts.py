@@ -245,9 +245,7 @@ def token_input(step: Mapping[str, torch.Tensor]) -> str:
     for name in ("decoder_input_ids", "input_ids"):
         if name in step:
             return name
-    raise ModelRunError(
-        "generate() passes no token ids to the model", hint="pass input_ids"
-    )
+    raise ModelRunError("generate() passes no token ids to the model", hint="pass input_ids")
 
 
 class _Observer:
