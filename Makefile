@@ -10,7 +10,7 @@ COMPAT := build/compat-$(TORCH)
 COMPAT_TESTS ?= -n 2 -q tests/test_value.py tests/test_architectures.py tests/capture
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo quick test tools lint viewer docs pictures sweep fuzz bench compat clean
+.PHONY: demo quick test tools generation lint viewer docs pictures sweep fuzz bench compat clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -24,6 +24,10 @@ test: $(READY) $(NODE_READY)
 # The map after every optimiser, quantizer and converter, on every model with both exporters.
 tools: $(READY)
 	ALL_TOOLS=1 $(BIN)/pytest -n 2 --dist worksteal -q tests/retag
+
+# Language models of every kind, exported in parts: 8 tokens as in PyTorch, the bytes of transformers.
+generation: $(READY)
+	ALL_GENERATION=1 $(BIN)/pytest -n 2 --dist worksteal -q tests/generation
 
 # The script and the style of the page that `modelexport view` writes.
 viewer: $(NODE_READY)

@@ -24,6 +24,7 @@ GROUPS = {
     "Export": [
         "export_model",
         "export_source",
+        "export_generation",
         "HierarchyExporter",
         "UnifiedExporter",
         "ExportReport",
@@ -32,6 +33,15 @@ GROUPS = {
         "JobResult",
     ],
     "Options": ["ExportOptions", "SourceOptions", "CallOptions"],
+    "Generate": [
+        "generate",
+        "Generation",
+        "GenerationFile",
+        "GenerationPart",
+        "GenerationInput",
+        "InputRole",
+        "TokenIds",
+    ],
     "Read": ["load", "TaggedModel", "analyze", "validate", "compare", "strip"],
     "Work by module": [
         "list_modules",

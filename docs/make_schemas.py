@@ -17,6 +17,13 @@ from modelexport.analysis.compare import Comparison
 from modelexport.analysis.validate import Validation
 from modelexport.batch.jobs import BatchJob, JobsFile
 from modelexport.batch.results import JobResult
+from modelexport.generation.records import FORMAT as GENERATION_FORMAT
+from modelexport.generation.records import (
+    GenerationFile,
+    GenerationInput,
+    GenerationPart,
+    TokenIds,
+)
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.options import SourceOptions, options_of
 from modelexport.profiling.profile import Profile, ProfileComparison
@@ -45,6 +52,11 @@ SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         {"format": {"const": FORMAT}},
     ),
     "sidecar": (Sidecar, "The sidecar, <stem>_hierarchy.json", {"format": {"const": FORMAT}}),
+    "generation": (
+        GenerationFile,
+        "The generation file, <stem>_generation.json",
+        {"format": {"const": GENERATION_FORMAT}},
+    ),
     "analysis": (
         Analysis,
         "modelexport analyze --output-format json",
@@ -82,6 +94,7 @@ TABLES = (
     *(NodeTag, EmbeddedMap, Sidecar, ModelRecord, ExportRecord, SourceOptions, ExtractionRecord),
     *(ModuleRecord, NodeRecord, TensorRecord, TensorInfo, Statistics, InputSpec),
     FunctionsRecord,
+    *(GenerationFile, GenerationPart, GenerationInput, TokenIds),
 )
 """The records whose fields formats.md lists."""
 

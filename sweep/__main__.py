@@ -1,4 +1,7 @@
-"""`python -m sweep [MODEL_TYPE ...]`: export every architecture with both strategies."""
+"""`python -m sweep [MODEL_TYPE ...]`: export every architecture with both strategies.
+
+Language models are exported in parts as well, and generate text.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from sweep.examples import CannotBuildError, build, model_types
+from sweep.generates import GENERATES, generative_types, judge_generation
 from sweep.isolated import LimitError, run_isolated
 from sweep.judge import EXPORTERS, Outcome, judge, warm_up
 from sweep.page import write_page
@@ -44,9 +48,20 @@ def sweep_one(model_type: str, seconds: float) -> list[Outcome]:
         ]
 
     try:
-        return msgspec.convert(run_isolated(both, 3 * seconds), list[Outcome])
+        outcomes = msgspec.convert(run_isolated(both, 3 * seconds), list[Outcome])
     except LimitError as error:
-        return [Outcome(model_type, strategy, "not-built", str(error)) for strategy in EXPORTERS]
+        outcomes = [
+            Outcome(model_type, strategy, "not-built", str(error)) for strategy in EXPORTERS
+        ]
+    return [*outcomes, *_sweep_generation(model_type, seconds)]
+
+
+def _sweep_generation(model_type: str, seconds: float) -> list[Outcome]:
+    """Export a language model in parts; nothing for other models."""
+    if model_type not in generative_types():
+        return []
+    job = partial(judge_generation, model_type)
+    return [_judge_in_time(model_type, GENERATES, job, seconds)]
 
 
 def _judge_in_time(
@@ -93,8 +108,8 @@ def main() -> None:
             partial_results.write(msgspec.json.encode(outcome) + b"\n")
             partial_results.flush()
             print(
-                f"{number:5} of {2 * len(names)}  {outcome.seconds:6.1f} s  "
-                f"{outcome.model_type:28.28} {outcome.strategy:4} {outcome.status:12} "
+                f"{number:5}  {outcome.seconds:6.1f} s  "
+                f"{outcome.model_type:28.28} {outcome.strategy:9} {outcome.status:12} "
                 f"{outcome.reason[:60]!r}",
                 flush=True,
             )

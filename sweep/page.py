@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from sweep.generates import GENERATES
 from sweep.judge import EXPORTERS, Outcome
 
 _MEANING = {
@@ -27,6 +28,28 @@ _TORCH = (
     "modules) was run on 2.14.1. torch 2.12.1 writes an invalid file for an LSTM with dynamo.",
 )
 """Results of `make compat`, which a sweep does not repeat."""
+
+_GENERATION = (
+    "`generates`: language models with a cache, exported with `--generation`. Here `exported`",
+    "means that every node of every part is tagged, that no tag differs from torch's scopes,",
+    "and that 8 tokens are those of PyTorch's greedy `generate`, from a longer prompt than that",
+    "of the export. `torch-cannot` and `torch-wrong` are those of transformers' own ONNX",
+    "exporter, whose bytes the parts are. What it cannot do, or only in part:",
+    "",
+    "- State-space layers loop over the prompt in Python, so `prefill` takes a fixed number of",
+    "  tokens. `generate` passes what is left of another prompt to `decode`, token by token.",
+    "- A cache that keeps a window of tokens has the length of the example in the file. Such",
+    "  models are exported with a cache that keeps all tokens; the model masks those outside",
+    "  the window.",
+    "- `--max-cache-length` is for models without an encoder, window or state-space layers: the",
+    "  others count their tokens in Python, and the count of the example would be in the file.",
+    "- An input behind an empty cache would get the name of one of its tensors, as with GPT-2.",
+    "  The inputs of each part are passed with caches last.",
+    "- The parts of a multimodal model leave out how images or sounds are put among the tokens,",
+    "  and, where `generate` encodes them beforehand as with Llava, the encoder. `generate` runs",
+    "  `decode` on text alone.",
+)
+"""What the sweep of language models checks, and the limits of transformers' exporter."""
 
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 
@@ -55,7 +78,9 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
     yield ""
     yield from _TORCH
     yield ""
-    yield from _table(("", *EXPORTERS, "either"), _totals(by_type))
+    yield from _table(("", *EXPORTERS, "either", GENERATES), _totals(by_type))
+    yield ""
+    yield from _GENERATION
     built = {name: found for name, found in by_type.items() if _best(found) != "not-built"}
     yield ""
     yield "## Architectures"
@@ -67,7 +92,7 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
     yield "was merged with the next module's counts as found."
     yield ""
     yield from _table(
-        ("model type", *EXPORTERS),
+        ("model type", *EXPORTERS, GENERATES),
         [(name, *_cells(found)) for name, found in sorted(built.items())],
     )
     yield ""
@@ -87,7 +112,7 @@ def _totals(by_type: dict[str, dict[str, Outcome]]) -> Iterator[tuple[str, ...]]
     """Count the outcomes by exporter, and by the better of the two."""
     counts = {
         name: Counter(found[name].status for found in by_type.values() if name in found)
-        for name in EXPORTERS
+        for name in (*EXPORTERS, GENERATES)
     }
     best = Counter(_best(found) for found in by_type.values())
     for status, meaning in _MEANING.items():
@@ -95,17 +120,19 @@ def _totals(by_type: dict[str, dict[str, Outcome]]) -> Iterator[tuple[str, ...]]
             f"`{status}`: {meaning}",
             *(str(counts[name][status]) for name in EXPORTERS),
             str(best[status]),
+            str(counts[GENERATES][status]),
         )
     yield (
         "model types",
         *(str(sum(counts[name].values())) for name in EXPORTERS),
         str(len(by_type)),
+        str(sum(counts[GENERATES].values())),
     )
 
 
 def _best(found: dict[str, Outcome]) -> str:
     """Return the better outcome of the two exporters, but never hide a failure of ours."""
-    statuses = [outcome.status for outcome in found.values()]
+    statuses = [outcome.status for name, outcome in found.items() if name in EXPORTERS]
     order = ["we-fail", *(status for status in _MEANING if status != "we-fail")]
     return min(statuses, key=order.index)
 
@@ -119,6 +146,13 @@ def _cells(found: dict[str, Outcome]) -> Iterator[str]:
             if outcome.status == "exported"
             else f"{outcome.status}: {_text(outcome.reason)}"
         )
+    generated = found.get(GENERATES)
+    if generated is None:
+        yield ""
+    elif generated.status == "exported":
+        yield "yes"
+    else:
+        yield f"{generated.status}: {_text(generated.reason)}"
 
 
 def _table(titles: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

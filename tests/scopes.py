@@ -23,6 +23,8 @@ from modelexport.tagged.model import TaggedModel
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _REPEATED_CALL = re.compile(r"@\d+$")
+_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
+"""What torch writes for an operation of a program whose module it has lost."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class RecordedScopes:
 def dynamo_scope(node: onnx.NodeProto) -> set[str] | None:
     """Return the innermost module in the metadata of a node that the dynamo exporter wrote."""
     recorded = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
-    modules = ast.literal_eval(recorded)[:-1]  # the last item is the FX node
+    stack = ast.literal_eval(recorded)[:-1]  # the last item is the FX node
+    modules = [module for module in stack if module != _NO_MODULE]
     return {_REPEATED_CALL.sub("", modules[-1])} if modules else None
 
 

@@ -45,14 +45,15 @@ ROOMS = [
     "model_explorer",
     "request",
     "source",
-    "export_files",
+    "staged_export",
     "pipeline",
+    "generation",
     "source_export",
     "batch",
     "cli",
 ]
 """Each room may import from itself and from those before it."""
-TORCH_ROOMS = {"capture", "source", "pipeline", "verification"}
+TORCH_ROOMS = {"capture", "source", "staged_export", "pipeline", "generation", "verification"}
 HEAVY = ("torch", "transformers", "onnxruntime")
 COMMAND = "from modelexport.cli.main import main; main"
 

@@ -124,6 +124,14 @@ PUBLIC = {
     "compare",
     "compare_profiles",
     "export_batch",
+    "Generation",
+    "GenerationFile",
+    "GenerationInput",
+    "GenerationPart",
+    "InputRole",
+    "TokenIds",
+    "export_generation",
+    "generate",
     "export_graphml",
     "export_model",
     "export_source",
@@ -268,6 +276,7 @@ KEYWORDS = {
     "source_options",
     "seed",
     "on_step",
+    "part",
 }
 
 

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import modelexport
+from language_models import exported
 from modelexport.cli import demo
 from modelexport.cli.main import main
 from modelexport.tagged.records import METADATA_KEY
@@ -201,6 +202,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
             json.loads(line) for line in (folder / "jobs_results.jsonl").read_text().splitlines()
         ],
         "input-specs": [json.loads((folder / "specs.json").read_text())],
+        "generation": [json.loads(exported(name).read_text()) for name in ("llama", "t5")],
     }
 
 
@@ -282,6 +284,11 @@ WRONG: dict[str, list[Change]] = {
         lambda d: d["jobs"][0].update(timeout="long"),
         lambda d: d["defaults"].update(strategies="fx"),
         lambda d: d["defaults"].update(output="m.onnx"),
+    ],
+    "generation": [
+        lambda d: d.pop("parts"),
+        lambda d: d.update(format="modelexport-generation/2"),
+        lambda d: d["parts"]["decode"]["inputs"]["input_ids"].update(role="weights"),
     ],
     "job-result": [lambda d: d.pop("status"), lambda d: d.update(files=["m.onnx"])],
     "input-specs": [

@@ -67,6 +67,8 @@ def test_the_page_shows_failures_of_ours_first(tmp_path: Path) -> None:
     outcomes = [
         Outcome("alpha", "fx", "exported", nodes=12),
         Outcome("alpha", "htp", "we-fail", "a | b"),
+        Outcome("alpha", "generates", "exported", nodes=30),
+        Outcome("beta", "generates", "torch-wrong", "other tokens"),
         Outcome("beta", "fx", "torch-cannot", "no operator"),
         Outcome("beta", "htp", "exported", nodes=7),
         Outcome("gamma", "fx", "not-built", "no timm"),
@@ -74,8 +76,8 @@ def test_the_page_shows_failures_of_ours_first(tmp_path: Path) -> None:
     ]
     write_page(tmp_path / "page.md", outcomes)
     text = (tmp_path / "page.md").read_text()
-    assert "| alpha | 12 | we-fail: a \\| b |" in text
-    assert "| beta | torch-cannot: no operator | 7 |" in text
+    assert "| alpha | 12 | we-fail: a \\| b | yes |" in text
+    assert "| beta | torch-cannot: no operator | 7 | torch-wrong: other tokens |" in text
     assert "| gamma | no timm |" in text
     totals = {
         line.split("|")[1].split("`")[1]: line.split("|")[2:5]

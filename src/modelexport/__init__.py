@@ -67,6 +67,15 @@ if TYPE_CHECKING:
     from modelexport.capture.trace import Call, CallLog, Site, Trace
     from modelexport.extraction.extract import ExtractableModule, Extraction, extract, list_modules
     from modelexport.extraction.partition import partition
+    from modelexport.generation.export import export_generation
+    from modelexport.generation.records import (
+        GenerationFile,
+        GenerationInput,
+        GenerationPart,
+        InputRole,
+        TokenIds,
+    )
+    from modelexport.generation.run import Generation, generate
     from modelexport.graph.flat import FlatSubgraph, Graph, Node
     from modelexport.graphml.import_onnx import Imported, import_onnx
     from modelexport.graphml.write import GraphmlFiles, export_graphml
@@ -141,6 +150,9 @@ _HOMES = {
     "capture.trace": "Call CallLog Site Trace",
     "extraction.extract": "ExtractableModule Extraction extract list_modules",
     "extraction.partition": "partition",
+    "generation.export": "export_generation",
+    "generation.records": "GenerationFile GenerationInput GenerationPart InputRole TokenIds",
+    "generation.run": "Generation generate",
     "graph.flat": "FlatSubgraph Graph Node",
     "graphml.import_onnx": "Imported import_onnx",
     "graphml.write": "GraphmlFiles export_graphml",
@@ -218,11 +230,16 @@ __all__ = [
     "FlatSubgraph",
     "FormatError",
     "FunctionsReport",
+    "Generation",
+    "GenerationFile",
+    "GenerationInput",
+    "GenerationPart",
     "Graph",
     "GraphmlFiles",
     "GraphmlWarning",
     "HierarchyExporter",
     "Imported",
+    "InputRole",
     "JobResult",
     "KeptModule",
     "LayerAnnotations",
@@ -268,6 +285,7 @@ __all__ = [
     "TensorInfo",
     "TensorParity",
     "TensorRecord",
+    "TokenIds",
     "Totals",
     "Trace",
     "UnifiedExporter",
@@ -282,12 +300,14 @@ __all__ = [
     "compare",
     "compare_profiles",
     "export_batch",
+    "export_generation",
     "export_graphml",
     "export_model",
     "export_source",
     "extract",
     "extract_module_subgraph",
     "from_functions",
+    "generate",
     "import_onnx",
     "list_modules",
     "load",

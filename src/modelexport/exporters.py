@@ -43,6 +43,8 @@ class Exporter(msgspec.Struct, frozen=True, kw_only=True):
     """The option that names a file for the text form of its own graph."""
     keeps_call_order: bool
     """Whether the graph has its inputs in the order of the call, not of `forward`'s signature."""
+    splits_models: bool
+    """Whether it exports the parts of a language model that `generation` asks for."""
 
 
 EXPORTERS = (
@@ -56,6 +58,7 @@ EXPORTERS = (
         accepts=frozenset({ModelKind.MODULE, ModelKind.PROGRAM}),
         graph_option="fx_graph",
         keeps_call_order=True,
+        splits_models=False,
     ),
     Exporter(
         name="torchscript",
@@ -67,6 +70,19 @@ EXPORTERS = (
         accepts=frozenset({ModelKind.MODULE, ModelKind.SCRIPT}),
         graph_option="jit_graph",
         keeps_call_order=False,
+        splits_models=False,
+    ),
+    Exporter(
+        name="transformers",
+        capture="modelexport.capture.transformers_exporter",
+        strategy="fx",
+        reason="the transformers exporter adapts a model of transformers to torch.export",
+        tried_by_auto=False,
+        opsets=(7, 25),
+        accepts=frozenset({ModelKind.MODULE}),
+        graph_option="fx_graph",
+        keeps_call_order=True,
+        splits_models=True,
     ),
 )
 EXPORTER_NAMES = tuple(exporter.name for exporter in EXPORTERS)

@@ -39,6 +39,7 @@ class ModelKeywords(TypedDict, total=False):
     inputs_from: str | None
     source_options: SourceOptions | None
     seed: int | None
+    part: str | None
 
 
 class ExporterKeywords(ModelKeywords, total=False):
@@ -84,4 +85,6 @@ class SourceKeywords(TypedDict, total=False):
     input_specs: StrPath | None
     dynamic: bool
     dynamic_axes: Mapping[str, Mapping[int, str]]
+    generation: bool
+    max_cache_length: int | None
     trust_remote_code: bool

@@ -107,6 +107,16 @@ class ExportOptions(
     dynamic_axes: Annotated[
         dict[str, dict[int, str]], _source_option("Symbolic axes by input, each with a name.")
     ] = {}
+    generation: Annotated[
+        bool,
+        _source_option(
+            "Export a language model as parts that generate text, with caches between them."
+        ),
+    ] = False
+    max_cache_length: Annotated[
+        int | None,
+        _source_option("With --generation: the tokens that a cache of fixed size holds."),
+    ] = None
     opset_version: Annotated[
         int | None, _option("ONNX opset; the exporter's default if left out.")
     ] = None
@@ -211,6 +221,9 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
         SourceOptions | None, _option("Recorded for verify, to load the same model again.")
     ] = None
     seed: Annotated[int | None, _option("Recorded as the seed of random inputs.")] = None
+    part: Annotated[
+        str | None, _option("Recorded as the part of a language model that the file is.")
+    ] = None
 
 
 class Option(NamedTuple):

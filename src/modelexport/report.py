@@ -6,7 +6,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,18 @@ class ExportReport(msgspec.Struct, frozen=True):
     """Why the page could not be written; the model is exported nevertheless."""
     graph_path: Path | None = None
     """The text form of the exporter's own graph, where one was asked for and written."""
+    parts: Mapping[str, ExportReport] = {}
+    """The reports of all parts of a language model that was exported with `generation`."""
+    generation_path: Path | None = None
+    """The file that describes the parts, which `generate` reads."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that were written, the model first."""
+        drawings = (self.view_path, self.graphml_path, self.graphml_data_path)
+        extra = (self.report_path, *drawings, self.graph_path)
+        written = (self.onnx_path, self.sidecar_path, *self.data_paths, *extra)
+        return tuple(path for path in written if path is not None)
 
     @property
     def nodes(self) -> int:
@@ -118,7 +130,14 @@ class ExportReport(msgspec.Struct, frozen=True):
             },
             "statistics": msgspec.to_builtins(statistics),
             "timings": dict(self.timings),
+            **self._parts_section(),
         }
+
+    def _parts_section(self) -> dict[str, Any]:
+        if self.generation_path is None:
+            return {}
+        files = {name: str(part.onnx_path) for name, part in self.parts.items()}
+        return {"generation": {"file": str(self.generation_path), "parts": files}}
 
     def __getitem__(self, key: str) -> Any:
         return self.to_dict()[key]

@@ -128,6 +128,7 @@ def check_options(options: ExportOptions) -> None:
             f"{spell_option('dynamic')} chooses the axes that {spell_option('dynamic_axes')} sets",
             hint="give one of them",
         )
+    _check_cache_length(options)
     for shape in options.input_shapes.values():
         if any(size < 1 for size in shape):
             raise ArgumentError(
@@ -144,6 +145,22 @@ def check_options(options: ExportOptions) -> None:
         )
     make_policy(options.torch_nn_exceptions, options.include, options.exclude, options.max_depth)
     _check_opset(options.opset_version, _plan_attempts(options)[0][1])
+
+
+def _check_cache_length(options: ExportOptions) -> None:
+    length = options.max_cache_length
+    if length is None:
+        return
+    if not options.generation:
+        raise ArgumentError(
+            f"{spell_option('max_cache_length')} goes with {spell_option('generation')}",
+            hint="only a language model in parts has a cache",
+        )
+    if length < 1:
+        raise ArgumentError(
+            f"{spell_option('max_cache_length')} must be 1 or more, got {length}",
+            hint="it is the number of tokens that the cache holds",
+        )
 
 
 def check_outputs(output_path: object, options: ExportOptions) -> tuple[Path, Path | None]:

@@ -89,6 +89,8 @@ def run_export(
     It does not warn: the notes are returned beside the report.
     """
     check_options(options)
+    if options.generation:
+        return _run_generation(spec, output, options, on_step or (lambda _: None), verbose)
     check_outputs(output, options)
     step = on_step or (lambda _: None)
     step("load torch and the model")
@@ -124,6 +126,47 @@ def run_export(
                 export, source.model, prepared, may_drop=options.dynamic, on_step=step
             )
     return SourceExport(report, (*source.notes, *fixed_axes, *_idle_options(options, report)))
+
+
+def _run_generation(
+    spec: str,
+    output: StrPath,
+    options: ExportOptions,
+    step: Callable[[str], None],
+    verbose: bool,
+) -> SourceExport:
+    """Load a language model and export its parts."""
+    step("load torch and the model")
+    from modelexport.generation.export import check_generation_options, export_parts
+    from modelexport.source import dynamic_axes
+    from modelexport.source.example_inputs import InputRequest
+    from modelexport.source.generation_inputs import find_tokenizer, make_generation_inputs
+
+    check_generation_options(output, options)
+    specs = None if options.input_specs is None else Path(options.input_specs)
+    request = InputRequest(specs, options.input_text, options.input_shapes)
+    recorded = recorded_options(options)
+    source = dynamic_axes.open_source(spec, recorded, options.trust_remote_code, _SEED)
+    with dynamic_axes.as_input_error(request != InputRequest() or source.inputs is not None):
+        step("make example inputs")
+        inputs, origin = make_generation_inputs(source, request, _SEED)
+        call = CallOptions(
+            on_step=step,
+            source=source.name,
+            inputs_from=origin,
+            source_options=recorded,
+            seed=_SEED,
+        )
+        report = export_parts(
+            source.model,  # type: ignore[arg-type]  # make_generation_inputs has checked it
+            inputs,
+            output,
+            options,
+            call,
+            verbose,
+            find_tokenizer(source),
+        )
+    return SourceExport(report, (*source.notes, *_idle_options(options, report)))
 
 
 def _idle_options(options: ExportOptions, report: ExportReport) -> list[str]:

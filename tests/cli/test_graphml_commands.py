@@ -93,12 +93,12 @@ def test_any_failure_of_the_graphml_is_a_warning(
 ) -> None:
     import torch
 
-    from modelexport import export_files
+    from modelexport import staged_export
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("odd")
 
-    monkeypatch.setattr(export_files, "export_graphml", broken)
+    monkeypatch.setattr(staged_export, "export_graphml", broken)
     with pytest.warns(GraphmlWarning, match="ZeroDivisionError: odd"):
         report = modelexport.export_model(
             torch.nn.Linear(3, 3), torch.randn(1, 3), tmp_path / "m.onnx", with_graphml=True

@@ -89,10 +89,9 @@ def run(job: BatchJob, on_step: Callable[[str], None]) -> JobResult:
 def _success(job: BatchJob, done: SourceExport, digest: str) -> JobResult:
     """Make the result of an export, with the digests of its files."""
     report = done.report
-    drawings = (report.view_path, report.graphml_path, report.graphml_data_path)
-    extra = (report.report_path, *drawings, report.graph_path)
-    paths = [report.onnx_path, report.sidecar_path, *report.data_paths]
-    paths += [Path(path) for path in extra if path is not None]
+    parts = report.parts.values() or (report,)
+    paths = list(dict.fromkeys(path for part in parts for path in part.files))
+    paths += [] if report.generation_path is None else [report.generation_path]
     folder = Path(job.output).parent
     notes = [*done.notes, *report.notes]
     if report.graphml_error is not None:

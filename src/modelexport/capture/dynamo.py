@@ -64,7 +64,7 @@ def export(
         chosen = name_program(model, options.input_names, options.output_names)
         written, translation = _run_torch(model, (), target, options, **chosen)
         trace = read_trace(written, tree, CallLog(), FxTraceReader(), translation)
-        return _baseline(written, trace, target, options)
+        return read_baseline(written, trace, target, options)
     names = options.input_names or graph_input_names(model, inputs)
     for trees in (Trees.KEEP, Trees.DROP):
         output_filter = OutputFilter(names or (), trees=trees)
@@ -121,7 +121,7 @@ def _export_once(
     trace = read_trace(written, tree, recorder.log(), reader, translation)
     scopes = {**trace.scopes, **dict(branches.sites(written.model.graph))}
     trace = msgspec.structs.replace(trace, scopes=scopes, ran_in_subgraphs=frozenset(branches.ran))
-    return _baseline(written, trace, target, options, shape.dropped)
+    return read_baseline(written, trace, target, options, shape.dropped)
 
 
 def _run_torch(
@@ -151,9 +151,10 @@ def _run_torch(
     return written, translation
 
 
-def _baseline(
+def read_baseline(
     written: Any, trace: Trace, target: Path, options: TorchOptions, dropped: Sequence[str] = ()
 ) -> Baseline:
+    """Return the baseline that an exporter wrote to a folder of its own, with its evidence."""
     files = {path.name: path for path in target.parent.iterdir() if path != target}
     text = str(written.exported_program) if options.with_graph_text else None
     # Mapped, because a model with its initializers inside may be large.

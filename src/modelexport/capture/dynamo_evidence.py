@@ -165,16 +165,22 @@ def _fx_names(graph: Any) -> Iterator[tuple[str, str]]:
 
 
 def read_trace(
-    program: Any, tree: ModuleTree, log: CallLog, reader: FxTraceReader, translation: Translation
+    program: Any,
+    tree: ModuleTree,
+    log: CallLog,
+    reader: FxTraceReader,
+    translation: Translation,
+    hooks_ran: bool = False,
 ) -> Trace:
     """Read the evidence of a finished export.
 
     Args:
         program: The `ONNXProgram` that torch returned.
         tree: The modules of the model.
-        log: The recorded calls; empty for a program that was exported before.
+        log: The recorded calls; none for a program that was exported before.
         reader: The trace.
         translation: The graph as first translated, and the steps of the optimiser.
+        hooks_ran: Whether the caller captured the model in the way in which hooks run.
 
     Returns:
         The evidence, in terms of the names of the file.
@@ -183,7 +189,8 @@ def read_trace(
     fx_nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
     # Private: the name of the way in which torch captured the model. Hooks run in one of them only;
     # without the attribute the calls are read from the module stacks.
-    if not log.calls or getattr(program, "_capture_strategy", None) != _NON_STRICT:
+    hooks_ran = hooks_ran or getattr(program, "_capture_strategy", None) == _NON_STRICT
+    if not log.calls or not hooks_ran:
         log = _log_from_stacks(fx_nodes, tree)
     origins = align_origins(fx_nodes, log, reader)
     sites = {
@@ -211,12 +218,10 @@ def read_trace(
         if ran_in:
             scopes.update(dict.fromkeys(operation.outputs, ran_in[0]))
             covers[operation.outputs[0]] = covered_modules(ran_in)
+    names_of = [[renamed.get(value, value) for value in values] for values in returned]
     results = {
-        number: tuple(
-            matcher.find(name) if name in fx_names else None
-            for name in (renamed.get(value, value) for value in values)
-        )
-        for number, values in enumerate(returned)
+        number: tuple(matcher.find(name) if name in fx_names else None for name in names)
+        for number, names in enumerate(names_of)
     }
     return Trace(log, scopes, covers, results)
 

@@ -9,11 +9,14 @@ import torch
 from torch import nn
 
 from modelexport.capture.hooks import flatten_tensors
-from modelexport.capture.inputs import ModelInputs, named_input_leaves
+from modelexport.capture.inputs import ModelInputs, name_inputs, named_input_leaves
+from modelexport.capture.pytrees import named_tensors
 from modelexport.errors import ArgumentError, plural
 from modelexport.tagged.example_inputs import Array, numeric_kind
 from modelexport.tagged.tables import tensor_infos
 
+INPUT_PREFIX = "input."
+"""How the transformers exporter begins the name of an input where an output has the same one."""
 _MAX_COMBINATIONS = 10_000
 
 
@@ -29,8 +32,9 @@ def match_inputs(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) 
     """
     initializers = {tensor.name for tensor in graph.initializer}
     wanted = [value for value in graph.input if value.name not in initializers]
-    leaves = named_input_leaves(model, inputs)
-    by_name = {n: as_array(leaf) for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    leaves = {**_transformers_names(model, inputs), **named_input_leaves(model, inputs)}
+    named = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    by_name = {value.name: as_array(named[value.name]) for value in wanted if value.name in named}
     if all(value.name in by_name for value in wanted):
         feeds = {value.name: by_name[value.name] for value in wanted}
     else:
@@ -40,6 +44,12 @@ def match_inputs(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) 
         if value.name not in feeds or not _has_shape(value, feeds[value.name]):
             raise _mismatch(value, feeds.get(value.name))
     return feeds
+
+
+def _transformers_names(model: nn.Module, inputs: ModelInputs) -> dict[str, torch.Tensor]:
+    """Return the tensors of all inputs by the names that the transformers exporter gives them."""
+    leaves = dict(named_tensors(name_inputs(model, inputs)))
+    return {**leaves, **{f"{INPUT_PREFIX}{name}": leaf for name, leaf in leaves.items()}}
 
 
 def _match_by_position(wanted: list[onnx.ValueInfoProto], arrays: list[Array]) -> dict[str, Array]:

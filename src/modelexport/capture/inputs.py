@@ -66,12 +66,14 @@ def parse_inputs(example_inputs: object) -> ModelInputs:
 
     Args:
         example_inputs: A tensor, a tuple of positional inputs, a dict of keyword inputs, or a tuple
-            that ends in such a dict, which `bind_inputs` separates.
+            that ends in such a dict, which `bind_inputs` separates. `ModelInputs` stay as they are.
 
     Raises:
         ArgumentTypeError: They are of another type, or one of them is.
     """
     register_caches()
+    if isinstance(example_inputs, ModelInputs):
+        return example_inputs
     hint = (
         "pass a tensor, a tuple of positional inputs, a dict of keyword inputs, "
         "or a tuple that ends in such a dict"

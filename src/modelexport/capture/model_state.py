@@ -191,7 +191,7 @@ def silence_torch(verbose: bool) -> Iterator[None]:
         yield
 
 
-_NOISY = ("torch", "onnxscript", "onnx_ir")
+_NOISY = ("torch", "onnxscript", "onnx_ir", "transformers")
 
 
 @contextmanager

@@ -130,6 +130,13 @@ def attribute_paths(value: object) -> Iterator[tuple[str, object]]:
     return visit(value, "")
 
 
+def named_tensors(value: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in a value, with the path to each, as in `cache.layers.0.keys`."""
+    for path, item in attribute_paths(value):
+        if isinstance(item, torch.Tensor):
+            yield path, item
+
+
 def _key_names(value: object, count: int) -> list[str]:
     """Return the names of leaves by the keys of the registration, or else numbers."""
     numbers = [str(number) for number in range(count)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from modelexport.report import ExportReport
+    from modelexport.tagged.records import TensorInfo
 
 _MOST_INPUTS = 8
 _MOST_NOTES = 5
+_MOST_PART_INPUTS = 5
 
 
 @click.command("export", cls=SwitchCommand)
@@ -54,12 +56,16 @@ def export_command(model: str, output: str, verbose: bool, **options: Any) -> No
       modelexport export ./bert bert.onnx --input-text "hello" --dynamic
       modelexport export ./llama l.onnx --random-weights --input-shape 1,128
       modelexport export models.py:make_model model.onnx --strategy htp
+      modelexport export ./llama llama --generation
     """
     with progress(verbose=verbose) as on_step:
         report, notes = run_export(model, output, ExportOptions(**options), on_step, verbose)
     for text in notes:
         note(f"note: {text}")
-    show_summary(report, verbose)
+    if report.parts:
+        show_parts(report)
+    else:
+        show_summary(report, verbose)
 
 
 def show_summary(report: ExportReport, verbose: bool = False) -> None:
@@ -81,6 +87,39 @@ def show_summary(report: ExportReport, verbose: bool = False) -> None:
     show(_summary(report, verbose))
 
 
+def _has_fixed_text(inputs: Sequence[TensorInfo]) -> bool:
+    """Return whether the inputs are of fixed shapes, and the first one holds rows of tokens."""
+    fixed = all(isinstance(size, int) for info in inputs for size in info.shape)
+    return fixed and bool(inputs) and inputs[0].dtype == "int64" and len(inputs[0].shape) == 2
+
+
+def show_parts(report: ExportReport) -> None:
+    """Print what an export with `--generation` did, and how to try it."""
+    assert report.generation_path is not None
+    for text in report.notes:
+        note(f"note: {text}")
+    show(_parts_summary(report))
+    note(f'next: modelexport generate {report.generation_path} "Once upon a time"')
+
+
+def _parts_summary(report: ExportReport) -> Iterator[RenderableType]:
+    yield line(f"{report.generation_path}: {report.hierarchy.model.class_} in parts")
+    yield line(f"exporter {report.exporter}, opset {report.hierarchy.model.opset}", 2)
+    inputs = report.hierarchy.export.inputs_from
+    if inputs is not None:
+        yield line(f"inputs from {inputs}", 2)
+    lengths = "batch and cache" if report.notes else "batch, sequence and cache"
+    yield line(f"{lengths} lengths are symbolic", 2)
+    if report.data_paths:
+        yield line(f"weights of all parts in {report.data_paths[0].name}", 2)
+    for name, part in report.parts.items():
+        statistics = part.hierarchy.statistics
+        tagged = f"{statistics.tagged_nodes:,} of {plural(statistics.nodes, 'node')} tagged"
+        yield line(f"{name}: {part.onnx_path.name}, {tagged}, {plural(statistics.tags, 'tag')}", 2)
+        infos = part.hierarchy.export.inputs
+        yield line(join_names(map(describe_tensor, infos), _MOST_PART_INPUTS), 4)
+
+
 def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
     """Describe an export and its files."""
     hierarchy = report.hierarchy
@@ -96,6 +135,8 @@ def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
     if hierarchy.export.inputs_from is not None:
         yield line(f"inputs from {hierarchy.export.inputs_from}:", 2)
         yield line(join_names(map(describe_tensor, hierarchy.export.inputs), _MOST_INPUTS), 4)
+        if _has_fixed_text(hierarchy.export.inputs):
+            yield line("shapes are fixed; --dynamic makes batch and sequence symbolic", 4)
     yield line(f"{plural(statistics.modules, 'module')}: {status}", 2)
     yield line(f"sidecar {report.sidecar_path.name}", 2)
     if report.view_path is not None:

@@ -15,6 +15,7 @@ from modelexport.errors import ModelExportError
 
 COMMANDS = {
     "export": ("export:export_command", "Export a model with its map."),
+    "generate": ("generate:generate_command", "Generate text with an exported language model."),
     "analyze": ("analyze:analyze_command", "Show what is in a file, module by module."),
     "view": ("view:view_command", "Write a page that shows the model as nested modules."),
     "validate": ("validate:validate_command", "Check a file and its tags; repair them."),

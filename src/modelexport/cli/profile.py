@@ -26,6 +26,7 @@ from modelexport.cli.console import (
     show,
 )
 from modelexport.errors import plural
+from modelexport.generation.part_inputs import cache_shapes
 from modelexport.profiling.profile import (
     OPTIMIZATIONS,
     ModuleDifference,
@@ -95,6 +96,12 @@ def _parse_shapes(
     help="Another shape for an input of a file with symbolic axes, such as ids=1,128.",
 )
 @click.option(
+    "--cache-length",
+    type=click.IntRange(1),
+    metavar="N",
+    help="For the decode part of a language model: one token after N others.",
+)
+@click.option(
     "--module",
     metavar="PATTERN",
     help="Only modules that match a tag, a module path, an alias or a glob, and those below.",
@@ -113,6 +120,7 @@ def profile_command(
     output_format: str,
     output_file: Path | None,
     top: int | None,
+    cache_length: int | None,
     **options: object,
 ) -> None:
     """Show the latency of each module of ONNX in ONNX Runtime, on the optimized graph.
@@ -127,6 +135,7 @@ def profile_command(
       modelexport profile bert.onnx --top 10 --threads 1
       modelexport profile bert.onnx --input-shape input_ids=8,128
       modelexport profile bert.onnx bert_int8.onnx
+      modelexport profile llama_decode.onnx --cache-length 512
     """
     files = [path for path in (onnx, other) if path is not None]
     check_output(output_file, *files)
@@ -134,7 +143,11 @@ def profile_command(
     with progress() as step:
         for path in files:
             step(f"read {path.name}")
-            results.append(profile(path, on_step=step, **options))  # type: ignore[arg-type]
+            chosen = dict(options)
+            if cache_length is not None:
+                given: Mapping[str, tuple[int, ...]] = options["input_shapes"]  # type: ignore[assignment]
+                chosen["input_shapes"] = {**cache_shapes(path, cache_length), **given}
+            results.append(profile(path, on_step=step, **chosen))  # type: ignore[arg-type]
     record: Profile | ProfileComparison = results[0]
     if len(results) > 1:
         record = compare_profiles(*results)

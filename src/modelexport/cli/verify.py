@@ -175,26 +175,38 @@ def _verify(
     merged = merge_source_options(given, recorded)
     on_step("load torch and the model")
     from modelexport.source.dynamic_axes import as_input_error, open_source
-    from modelexport.source.example_inputs import InputRequest, make_example_inputs
+    from modelexport.source.example_inputs import (
+        ExampleInputs,
+        InputRequest,
+        make_example_inputs,
+    )
     from modelexport.verification.verify import verify
 
     with as_input_error(user_chose_inputs=True):
         source = open_source(model, merged, trust_remote_code, seed)
         on_step("make example inputs")
         specs = None if merged.input_specs is None else Path(merged.input_specs)
-        first, *further = (  # each further text is a run of its own
-            make_example_inputs(source, InputRequest(specs, text, merged.input_shapes), seed)
+        requests = [  # each further text is a run of its own
+            InputRequest(specs, text, merged.input_shapes)
             for text in (merged.input_text, *texts[1:])
-        )
+        ]
+        if export is not None and export.part is not msgspec.UNSET:
+            from modelexport.generation.part_inputs import make_part_inputs
+
+            parts = [make_part_inputs(source, one, export, onnx, seed) for one in requests]
+            source = source._replace(model=parts[0].model)
+            runs = [ExampleInputs(part.inputs, part.origin) for part in parts]
+        else:
+            runs = [make_example_inputs(source, one, seed) for one in requests]
         result = verify(
             source.model,
-            first.inputs,
+            runs[0].inputs,
             onnx,
-            further_inputs=[example.inputs for example in further],
+            further_inputs=[run.inputs for run in runs[1:]],
             on_step=on_step,
             **options,
         )
-    return _Answer(result, source.name, first.origin, source.notes)
+    return _Answer(result, source.name, runs[0].origin, source.notes)
 
 
 def _write(answer: _Answer, drawn: str, output_format: str, output_file: Path | None) -> None:

@@ -149,6 +149,8 @@ class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     namespaces: bool | msgspec.UnsetType = msgspec.UNSET
     """True where the metadata of each node has its tag as `namespace`; `strip` removes it. Else
     absent."""
+    part: str | msgspec.UnsetType = msgspec.UNSET
+    """Which part of a language model the file is, such as `decode`. Else absent."""
 
 
 class ExampleInput(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,1 @@
+"""Export a language model in parts that generate text, and run them."""

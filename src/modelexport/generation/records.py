@@ -1,0 +1,127 @@
+"""The generation file: the parts of a model, and how the values of each step reach the next."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+import msgspec
+
+from modelexport.errors import FileError, FormatError
+from modelexport.tagged.records import UNREADABLE, TensorInfo
+
+FORMAT = "modelexport-generation/1"
+
+
+class InputRole(enum.StrEnum):
+    """Where the value of an input of a part comes from."""
+
+    TOKENS = "tokens"
+    """The token ids of this step."""
+    MASK = "mask"
+    """A one for each token so far, those of this step included."""
+    CAUSAL_MASK = "causal_mask"
+    """For each token of this step, whether it may see each place of a cache of fixed size."""
+    POSITIONS = "positions"
+    """The position of each token of this step, counted from `start`."""
+    STATE = "state"
+    """The output `source` of the step before; zeros of the shape `empty` before the first one."""
+    PROMPT = "prompt"
+    """What the user passes as `source`, the same at each step."""
+    RESULT = "result"
+    """The output `source` of the part `encode`."""
+    CONSTANT = "constant"
+    """The number `start`, at the shape of the tokens."""
+    OTHER = "other"
+    """None of these: `generate` cannot run the part."""
+
+
+class GenerationInput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One input of a part, and where its value comes from."""
+
+    role: InputRole
+    source: str | None = None
+    """The name of an output, or of what the user passes."""
+    start: int = 0
+    """The first position; or the number of a constant."""
+    empty: tuple[int, ...] = ()
+    """The shape of a state for one text without tokens; 0 along the axis that grows."""
+
+
+class GenerationPart(msgspec.Struct, frozen=True):
+    """One ONNX file of a model."""
+
+    onnx: str
+    """The name of the file, beside this one."""
+    inputs: dict[str, GenerationInput]
+    outputs: tuple[str, ...]
+    logits: str | None
+    """The output with the scores of the next token; null for a part that has none."""
+    class_: str = msgspec.field(name="class")
+    """The qualified class of the module that the part computes."""
+
+
+class TokenIds(msgspec.Struct, frozen=True):
+    """The special tokens of the model; null for one that it does not have."""
+
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    """Each ends the text."""
+    pad: int | None = None
+    decoder_start: tuple[int, ...] = ()
+    """What generation begins with, where the prompt goes to the part `encode`."""
+
+
+class GenerationFile(msgspec.Struct, frozen=True):
+    """`<stem>_generation.json`: what it takes to generate text with the parts of a model."""
+
+    format: str
+    """`modelexport-generation/1`. A reader should refuse another."""
+    source: str
+    """The name of the model's source."""
+    parts: dict[str, GenerationPart]
+    """In the order in which they run: `encode` if there is one, `prefill`, then `decode` for each
+    further step. A multimodal model has other parts, and `decode`."""
+    cache: tuple[TensorInfo, ...]
+    """The inputs of `decode` that are outputs of the step before."""
+    max_cache_length: int | None
+    """How many tokens the cache holds; null for a cache that grows."""
+    tokens: TokenIds
+    tokenizer: str | None
+    """The folder of the tokenizer, relative to this file, or its name on the hub."""
+    data: tuple[str, ...]
+    """The files that hold the weights of all parts."""
+
+
+def generation_path(stem: Path) -> Path:
+    """Return the path of the generation file of an output without its suffix."""
+    return stem.with_name(f"{stem.name}_generation.json")
+
+
+def part_path(stem: Path, part: str) -> Path:
+    """Return the path of the ONNX file of a part."""
+    return stem.with_name(f"{stem.name}_{part}.onnx")
+
+
+def encode_generation(record: GenerationFile) -> bytes:
+    """Encode a generation file."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+
+
+def read_generation(path: Path) -> GenerationFile:
+    """Read a generation file.
+
+    Raises:
+        FileError: It cannot be read.
+        FormatError: It is not a generation file, or one of another version.
+    """
+    hint = "modelexport export MODEL OUT --generation writes OUT_generation.json"
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=GenerationFile)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}", hint=hint) from error
+    except UNREADABLE as error:
+        raise FormatError(f"{path} is not a generation file: {error}", hint=hint) from error
+    if record.format != FORMAT:
+        raise FormatError(f"{path} has the format {record.format!r}, not {FORMAT!r}", hint=hint)
+    return record

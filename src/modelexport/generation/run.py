@@ -1,0 +1,331 @@
+"""generate(): greedy generation with the parts of a model in ONNX Runtime."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from modelexport.errors import ArgumentError, FormatError, SourceError, first_line
+from modelexport.generation.records import (
+    GenerationFile,
+    GenerationInput,
+    GenerationPart,
+    InputRole,
+    read_generation,
+)
+from modelexport.onnx_file.model_file import StrPath, as_path
+from modelexport.verification.records import Array
+from modelexport.verification.runtime import OPTIMIZED, Session
+
+# Nothing here imports torch: the files run without it.
+
+_ENCODE, _PREFILL, _DECODE = "encode", "prefill", "decode"
+_TOKENS, _MASK = "input_ids", "attention_mask"
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """What a model generated."""
+
+    prompt: tuple[int, ...]
+    """The token ids that the text begins with."""
+    tokens: tuple[int, ...]
+    """The token ids that follow."""
+    text: str | None
+    """What the tokens say; None without a tokenizer."""
+    tokens_per_second: float
+    """Of all steps after the first one."""
+    first_seconds: float
+    """The time to the first token."""
+
+
+def generate(
+    path: StrPath,
+    text: str | None = None,
+    *,
+    input_ids: Sequence[int] | None = None,
+    inputs: Mapping[str, Array] | None = None,
+    max_new_tokens: int = 20,
+    on_text: Callable[[str], None] | None = None,
+) -> Generation:
+    """Generate text greedily with ONNX Runtime: each token is the one with the highest score.
+
+    Args:
+        path: The generation file, `<stem>_generation.json`.
+        text: The prompt, for the model's tokenizer.
+        input_ids: The prompt as token ids, instead of a text.
+        inputs: Arrays by name for a model that takes other inputs than text, such as features of a
+            sound; they have one row.
+        max_new_tokens: The greatest number of tokens to generate.
+        on_text: Called with each piece of text as it is generated; without a tokenizer, with ids.
+
+    Returns:
+        The tokens and the text, and how fast they came.
+
+    Raises:
+        ArgumentError: There is no prompt, or it does not fit the model.
+        FileError: A file cannot be read.
+        FormatError: A file is damaged, or ONNX Runtime rejects it.
+        SourceError: ONNX Runtime or the tokenizer is missing.
+    """
+    path = as_path(path)
+    if max_new_tokens < 1:
+        raise ArgumentError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
+    record = read_generation(path)
+    tokenizer = load_tokenizer(path, record, needed=text is not None)
+    prompt = make_prompt(record, tokenizer, text, input_ids, inputs)
+    runner = Runner(path.parent, record)
+    writer = _TextWriter(tokenizer, on_text)
+    tokens: list[int] = []
+    begin = first = time.perf_counter()
+    for token in runner.run(prompt, max_new_tokens):
+        if not tokens:
+            first = time.perf_counter()
+        tokens.append(token)
+        writer.add(token)
+    steps, seconds = len(tokens) - 1, time.perf_counter() - first
+    return Generation(
+        prompt=tuple(int(token) for token in prompt.get(_TOKENS, np.zeros((1, 0)))[0]),
+        tokens=tuple(tokens),
+        text=writer.finish(),
+        tokens_per_second=steps / seconds if steps > 0 and seconds > 0 else 0.0,
+        first_seconds=first - begin,
+    )
+
+
+def load_tokenizer(path: Path, record: GenerationFile, needed: bool) -> Any | None:
+    """Load the tokenizer that a generation file names; None if there is none.
+
+    Raises:
+        SourceError: It is needed and cannot be loaded.
+    """
+    hint = "pass token ids with --input-ids"
+    if record.tokenizer is None:
+        if needed:
+            raise SourceError(f"{path.name} names no tokenizer", hint=hint)
+        return None
+    folder = path.parent / record.tokenizer
+    name = str(folder) if folder.is_dir() else record.tokenizer
+    try:
+        transformers = importlib.import_module("transformers")
+        return transformers.AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # folders of other versions fail in many ways
+        if not needed:
+            return None
+        message = f"cannot load the tokenizer in {record.tokenizer}: {first_line(error)}"
+        raise SourceError(message, hint=hint) from error
+
+
+def make_prompt(
+    record: GenerationFile,
+    tokenizer: Any | None,
+    text: str | None,
+    input_ids: Sequence[int] | None,
+    inputs: Mapping[str, Array] | None,
+) -> dict[str, Array]:
+    """Return what the user passes, as arrays of one row by name.
+
+    Raises:
+        ArgumentError: There is no prompt, or more than one.
+    """
+    given = {name: np.asarray(array) for name, array in (inputs or {}).items()}
+    if text is not None and input_ids is not None:
+        raise ArgumentError("text and input_ids are both the prompt", hint="give one of them")
+    if text is not None:
+        assert tokenizer is not None  # see load_tokenizer
+        input_ids = tokenizer(text)["input_ids"]
+    if input_ids is not None:
+        if not len(input_ids):
+            raise ArgumentError("the prompt is empty", hint="pass a text or token ids")
+        given[_TOKENS] = np.array([list(input_ids)], np.int64)
+        given.setdefault(_MASK, np.ones_like(given[_TOKENS]))
+    needed = {
+        one.source
+        for part in record.parts.values()
+        for one in part.inputs.values()
+        if one.role is InputRole.PROMPT and one.source is not None
+    }
+    needed = needed or {_TOKENS}
+    missing = sorted(name for name in needed - {_MASK} if name not in given)
+    if missing:
+        raise ArgumentError(
+            f"the model needs {', '.join(missing)}", hint="pass a text, --input-ids or --inputs"
+        )
+    return given
+
+
+class Runner:
+    """The sessions of the parts of a model, and the values that go from step to step.
+
+    Args:
+        folder: The folder of the files.
+        record: What the generation file says.
+    """
+
+    def __init__(self, folder: Path, record: GenerationFile) -> None:
+        self._record = record
+        names = [name for name in (_ENCODE, _PREFILL, _DECODE) if name in record.parts]
+        for name in names:
+            _check_runnable(name, record.parts[name])
+        self._sessions = {
+            name: Session(folder / record.parts[name].onnx, settings=OPTIMIZED) for name in names
+        }
+        self._given: Mapping[str, Array] = {}
+        self._encoded: Mapping[str, Array] = {}
+        self._state: dict[str, Array] = {}
+        self._past = 0
+
+    def run(self, prompt: Mapping[str, Array], max_new_tokens: int) -> Iterator[int]:
+        """Yield tokens until one of them ends the text.
+
+        Raises:
+            ArgumentError: The prompt and the tokens do not fit into the cache.
+            FormatError: ONNX Runtime cannot run a part.
+        """
+        self._given, self._state, self._past = prompt, {}, 0
+        tokens = list(self._record.tokens.decoder_start)
+        if _ENCODE in self._sessions:
+            self._encoded = self._run(_ENCODE, [])
+        else:
+            tokens = [int(token) for token in prompt[_TOKENS][0]]
+        longest = self._record.max_cache_length
+        if longest is not None and len(tokens) + max_new_tokens - 1 > longest:
+            raise ArgumentError(
+                f"{len(tokens)} tokens and {max_new_tokens} new ones do not fit into a cache of "
+                f"{longest}",
+                hint="pass a smaller --max-new-tokens",
+            )
+        scores = np.zeros(0)
+        while tokens:
+            part = _DECODE if self._past else self._first_part(len(tokens))
+            count = self._most_tokens(part) or len(tokens)
+            scores = self._step(part, tokens[:count])
+            tokens = tokens[count:]
+        for number in range(max_new_tokens):
+            token = int(scores.argmax())
+            yield token
+            if token in self._record.tokens.eos or number + 1 == max_new_tokens:
+                return
+            scores = self._step(_DECODE, [token])
+
+    def _first_part(self, tokens: int) -> str:
+        """Return the part for the first step: `prefill` may take a fixed number of tokens."""
+        fits = _PREFILL in self._sessions and (self._most_tokens(_PREFILL) or 0) <= tokens
+        return _PREFILL if fits else _DECODE
+
+    def _most_tokens(self, part: str) -> int | None:
+        """Return the number of tokens that a part takes; None for any number."""
+        inputs = self._record.parts[part].inputs
+        name = next(name for name, one in inputs.items() if one.role is InputRole.TOKENS)
+        return self._shapes(part)[name][-1]
+
+    def _shapes(self, part: str) -> dict[str, list[int | None]]:
+        """Return the shape of each input, None for a symbolic axis."""
+        return {info.name: list(map(_size, info.shape)) for info in self._sessions[part].inputs}
+
+    def _step(self, part: str, tokens: Sequence[int]) -> Array:
+        """Run one step, keep its state, and return the scores of the next token."""
+        results = self._run(part, tokens)
+        self._past += len(tokens)
+        self._state = results
+        name = self._record.parts[part].logits
+        if name is None or name not in results:
+            raise FormatError(f"the part {part} has no scores of the next token")
+        scores: Array = results[name][0, -1]
+        return scores
+
+    def _run(self, part: str, tokens: Sequence[int]) -> dict[str, Array]:
+        inputs = self._record.parts[part].inputs
+        feeds = {
+            name: self._value(inputs[name], shape, tokens)
+            for name, shape in self._shapes(part).items()
+        }
+        return self._sessions[part].run(feeds)
+
+    def _value(
+        self, one: GenerationInput, shape: Sequence[int | None], tokens: Sequence[int]
+    ) -> Array:
+        """Return the value of an input; symbolic axes have one row."""
+        count = len(tokens)
+        match one.role:
+            case InputRole.TOKENS:
+                return np.array([tokens], np.int64)
+            case InputRole.MASK:
+                return np.ones((1, self._past + count), np.int64)
+            case InputRole.CAUSAL_MASK:
+                columns = np.arange(self._record.max_cache_length or self._past + count)
+                rows = np.arange(self._past, self._past + count)
+                return (columns <= rows[:, None])[None, None]
+            case InputRole.POSITIONS:
+                first = one.start + self._past
+                sizes = [size or 1 for size in shape[:-1]]
+                return np.broadcast_to(np.arange(first, first + count), (*sizes, count)).copy()
+            case InputRole.CONSTANT:
+                return np.full((1, count), one.start, np.int64)
+            case InputRole.RESULT:
+                return self._encoded[str(one.source)]
+            case InputRole.PROMPT:
+                return self._prompt(str(one.source))
+        if one.source in self._state:
+            return self._state[one.source]
+        return np.zeros(one.empty)
+
+    def _prompt(self, name: str) -> Array:
+        if name not in self._given and name == _MASK:
+            first = next(iter(self._given.values()))
+            return np.ones(first.shape[:2], np.int64)
+        return self._given[name]
+
+
+def _size(size: int | str | None) -> int | None:
+    """Return the size of an axis; torch writes one that it fixed as a symbol of digits."""
+    return int(str(size)) if str(size).isdecimal() else None
+
+
+def _check_runnable(name: str, part: GenerationPart) -> None:
+    other = [one for one, origin in part.inputs.items() if origin.role is InputRole.OTHER]
+    if other:
+        raise ArgumentError(
+            f"the input {other[0]!r} of {part.onnx} has no known origin",
+            hint=f"run the part {name} with values of your own",
+        )
+
+
+class _TextWriter:
+    """Decode tokens as they come, and pass on the text that is complete."""
+
+    def __init__(self, tokenizer: Any | None, on_text: Callable[[str], None] | None) -> None:
+        self._tokenizer = tokenizer
+        self._on_text = on_text or (lambda _: None)
+        self._tokens: list[int] = []
+        self._written = ""
+
+    def add(self, token: int) -> None:
+        """Decode one more token."""
+        self._tokens.append(token)
+        if self._tokenizer is None:
+            self._on_text(f"{',' if len(self._tokens) > 1 else ''}{token}")
+            return
+        text = self._decode()
+        # A character may take several tokens; until the last one it ends in this mark.
+        if not text.endswith("\ufffd") and text.startswith(self._written):
+            self._on_text(text[len(self._written) :])
+            self._written = text
+
+    def finish(self) -> str | None:
+        """Pass on what is left, and return the whole text."""
+        if self._tokenizer is None:
+            return None
+        text = self._decode()
+        if text.startswith(self._written):
+            self._on_text(text[len(self._written) :])
+        return text
+
+    def _decode(self) -> str:
+        assert self._tokenizer is not None
+        return str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))

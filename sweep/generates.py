@@ -1,0 +1,176 @@
+"""Export a small language model in parts, and compare the tokens it generates with PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+import modelexport
+from modelexport.capture.inputs import ModelInputs
+from modelexport.errors import first_line
+from modelexport.generation.check import generate_with_pytorch
+from modelexport.generation.export import widen_inputs
+from modelexport.generation.parts import split_model
+from modelexport.generation.records import GenerationFile, read_generation
+from modelexport.source.huggingface import use_exportable_experts
+from modelexport.source.input_specs import guess_inputs, make_tensor
+from scopes import RecordedScopes, differences
+from sweep.examples import CannotBuildError
+from sweep.judge import Outcome
+from sweep.shrink import shrink_config
+from zoo import distinct
+
+GENERATES = "generates"
+"""The column of the page, beside the strategies."""
+_TOKENS = 8
+_HEADS = {
+    "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForSeq2SeqLM": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForSpeechSeq2Seq": modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+}
+_MOST_PARAMETERS = 60_000_000
+
+
+def generative_types() -> list[str]:
+    """List the model types that have a head for text."""
+    return sorted({name for names in _HEADS.values() for name in names})
+
+
+def build_generative(model_type: str) -> tuple[Any, dict[str, Any]]:
+    """Build the smallest model of this type that generates in PyTorch, and its inputs."""
+    head = next(name for name, names in _HEADS.items() if model_type in names)
+    try:
+        config = transformers.CONFIG_MAPPING[model_type]()
+    except Exception as error:
+        raise CannotBuildError(f"no default configuration: {_describe(error)}") from error
+    reasons: list[str] = []
+    for smaller in shrink_config(config):
+        if getattr(smaller, "is_decoder", None) is False and not smaller.is_encoder_decoder:
+            smaller.is_decoder = True
+        if smaller.is_encoder_decoder and getattr(smaller, "decoder_start_token_id", None) is None:
+            smaller.decoder_start_token_id = getattr(smaller, "pad_token_id", None) or 0
+        try:
+            model = _build(head, smaller)
+        except Exception as error:
+            reasons.append(_describe(error))
+            continue
+        for specs in guess_inputs(model):
+            generator = torch.Generator().manual_seed(0)
+            inputs = {
+                name: make_tensor(spec, generator)
+                for name, spec in specs.items()
+                if not name.startswith("decoder_")
+            }
+            try:
+                model.generate(**copy.deepcopy(inputs), max_new_tokens=2, do_sample=False)
+            except Exception as error:  # whatever it raises, the next guess may do
+                reasons.append(_describe(error))
+            else:
+                return model, inputs
+    raise CannotBuildError(reasons[0] if reasons else "no smaller configuration")
+
+
+def _build(head: str, config: Any) -> Any:
+    auto = getattr(transformers, head)
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in auto.from_config(config).parameters())
+    if size > _MOST_PARAMETERS:
+        raise ValueError(f"too large even when small: {size / 1e6:.0f} million parameters")
+    torch.manual_seed(0)
+    return use_exportable_experts(auto.from_config(config).eval())
+
+
+def judge_generation(model_type: str) -> Outcome:
+    """Export the parts of a model, generate with them, and judge the tokens and the maps."""
+    outcome = Outcome(model_type, GENERATES, "exported")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, inputs = build_generative(model_type)
+            distinct(model)
+            with tempfile.TemporaryDirectory() as folder:
+                return _judge(outcome, model, inputs, Path(folder))
+    except CannotBuildError as error:
+        return msgspec.structs.replace(outcome, status="not-built", reason=str(error))
+
+
+def _judge(outcome: Outcome, model: Any, inputs: dict[str, Any], folder: Path) -> Outcome:
+    def fail(status: str, reason: str) -> Outcome:
+        return msgspec.structs.replace(outcome, status=status, reason=reason)
+
+    try:
+        report = modelexport.export_generation(model, inputs, folder / "m")
+    except modelexport.ModelExportError as error:
+        cause = " ".join(line.strip() for line in error.details) or error.message
+        return fail("we-fail" if _plain_export_works(model, inputs) else "torch-cannot", cause)
+    assert report.generation_path is not None
+    outcome = msgspec.structs.replace(
+        outcome, nodes=sum(part.nodes for part in report.parts.values())
+    )
+    record = read_generation(report.generation_path)
+    parts = split_model(model, widen_inputs(inputs)).parts
+    for part in parts:
+        tagged = modelexport.load(report.parts[part.name].onnx_path)
+        if any(tag is None for _, tag in tagged.items()):
+            return fail("we-fail", f"{part.name} has nodes without a tag")
+        wrong = differences(tagged, part.model, RecordedScopes(part.model))
+        if wrong:
+            return fail("we-fail", f"not in the module that torch recorded: {wrong[0]}")
+    try:
+        difference = _compare_tokens(report.generation_path, record, model, inputs)
+    except modelexport.ModelExportError as error:
+        difference = error.message
+    if not difference:
+        return outcome
+    for part in parts:  # the bytes are those of transformers: if its values differ, it is wrong
+        path = report.parts[part.name].onnx_path
+        try:
+            given = ModelInputs((), part.inputs)
+            agrees = modelexport.verify(part.model, given, path, atol=1e-2, rtol=1e-1).agrees
+        except modelexport.ModelExportError as error:
+            return fail("torch-wrong", f"{part.name}: {error.message}")
+        if not agrees:
+            return fail("torch-wrong", f"the values of {part.name} differ: {difference}")
+    return fail("torch-wrong", difference)
+
+
+def _compare_tokens(path: Path, record: GenerationFile, model: Any, inputs: dict[str, Any]) -> str:
+    """Generate from a longer prompt than that of the export; describe a difference."""
+    given = {name: value[:1].numpy() for name, value in inputs.items()}
+    tokens = given.get("input_ids")
+    ids = None
+    if tokens is not None:
+        ids = [*tokens[0].tolist(), *tokens[0].tolist()[:3]]
+        given = {"input_ids": torch.tensor([ids]).numpy()}
+    result = modelexport.generate(
+        path, input_ids=ids, inputs=None if ids else given, max_new_tokens=_TOKENS
+    )
+    expected = generate_with_pytorch(model, given, record, _TOKENS)
+    if result.tokens == expected:
+        return ""
+    return f"generated {list(result.tokens)}, PyTorch {list(expected)}"
+
+
+def _plain_export_works(model: Any, inputs: dict[str, Any]) -> bool:
+    """Return whether transformers alone can export the parts."""
+    from transformers.exporters import OnnxConfig, OnnxExporter
+
+    try:
+        for part in split_model(model, widen_inputs(inputs)).parts:
+            OnnxExporter().export(part.model, dict(part.inputs), OnnxConfig(dynamic=True))
+    except Exception:
+        return False
+    return True
+
+
+def _describe(error: BaseException) -> str:
+    """Describe an error in one line."""
+    return f"{type(error).__name__}: {first_line(error)}"[:160]
