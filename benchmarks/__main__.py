@@ -21,6 +21,7 @@ PARTS = {
     "view": "viewing",
     "export": "export_cost",
     "memory": "memory",
+    "generation": "generation",
     "peers": "peers",
     "retag": "retagging",
 }

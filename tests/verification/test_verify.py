@@ -159,6 +159,34 @@ def test_each_call_of_a_reused_module_is_looked_at(strategy: str, tmp_path: Path
     assert blocks == {Blame.INSIDE}
 
 
+class RunsInAnyOrder(nn.Module):
+    """Runs a module once per kind, in an order that a set would give."""
+
+    def __init__(self, kinds: tuple[float, ...]) -> None:
+        super().__init__()
+        self.kinds = kinds
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        by_kind = {kind: self.block(x * kind) for kind in self.kinds}
+        return by_kind[1.0] + 2 * by_kind[3.0] + 3 * by_kind[5.0]
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", EXPORTER)
+def test_calls_in_another_order_than_in_the_export(strategy: str, tmp_path: Path) -> None:
+    model, inputs = RunsInAnyOrder((1.0, 3.0, 5.0)).eval(), torch.randn(2, 4)
+    modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy=strategy)
+    for kinds in ((5.0, 3.0, 1.0), (3.0, 5.0, 1.0)):
+        other = RunsInAnyOrder(kinds).eval()
+        other.load_state_dict(model.state_dict())
+        result = modelexport.verify(other, inputs, tmp_path / "m.onnx")
+        assert result.agrees, result.causes
+        assert sorted(one.call for one in result.modules if one.module == "block") == [0, 1, 2]
+        wrong = modelexport.verify(damaged(other, "block.0"), inputs, tmp_path / "m.onnx")
+        assert not wrong.agrees
+
+
 def int8(path: Path) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -192,9 +192,11 @@ class _Verifier(NamedTuple):
         except ModelRunError as error:
             message = ": ".join(filter(None, (run.name, error.message)))
             raise ModelRunError(message, hint=error.hint) from error
-        paired = Pairing(self.file).pair(calls)
+        pairing = Pairing(self.file)
+        paired = pairing.pair(calls)
         self.step(f"run the ONNX file{suffix}")
         values = self._run_file(paired, run.feeds)
+        paired = self._number_as_in_file(pairing, paired, values)
         parities = [
             [_compare(pair, values, self.tolerance) for pair in call.pairs] for call in paired
         ]
@@ -203,6 +205,38 @@ class _Verifier(NamedTuple):
             self._record(call, tensors, verdicts.get(index))
             for index, (call, tensors) in enumerate(zip(paired, parities, strict=True))
         ]
+
+    def _number_as_in_file(
+        self, pairing: Pairing, paired: list[PairedCall], values: Values
+    ) -> list[PairedCall]:
+        """Give the calls of a module the numbers that they have in the file, where those differ.
+
+        A model that iterates over a set runs in another order in another process. The calls of a
+        module are renumbered only if each of them agrees with another one of the file.
+        """
+        renumbered = list(paired)
+        for indexes in _indexes_by_module(paired):
+            if all(self._agrees(paired[index], values) for index in indexes):
+                continue
+            free = [paired[index].call.number for index in indexes]
+            found: dict[int, PairedCall] = {}
+            for index in indexes:
+                options = (paired[index].call._replace(number=number) for number in free)
+                agreeing = (one for one in pairing.pair(options) if self._agrees(one, values))
+                match = next(agreeing, None)
+                if match is None:
+                    break
+                free.remove(match.call.number)
+                found[index] = match
+            if not free:
+                for index, match in found.items():
+                    renumbered[index] = match
+        return renumbered
+
+    def _agrees(self, paired: PairedCall, values: Values) -> bool:
+        """Return whether the file has every result of a call, each within the tolerance."""
+        parities = [_compare(pair, values, self.tolerance) for pair in paired.pairs]
+        return all(parity is not None and parity.within for parity in parities)
 
     def _judge(
         self, paired: list[PairedCall], parities: list[_Parities], feeds: Values
@@ -295,6 +329,14 @@ class _Verifier(NamedTuple):
             notes.append(f"{len(compared)} of {len(paired.pairs)} results compared")
         agrees = all(parity.within for parity in compared)
         return Outcome.AGREES if agrees else Outcome.DIFFERS, ", ".join(notes) or None
+
+
+def _indexes_by_module(calls: Sequence[PairedCall]) -> Iterator[list[int]]:
+    """Yield the indexes of the calls of each module that ran more than once."""
+    indexes: dict[str, list[int]] = {}
+    for index, paired in enumerate(calls):
+        indexes.setdefault(paired.call.path, []).append(index)
+    return (found for found in indexes.values() if len(found) > 1)
 
 
 def _compare(pair: Pair, values: Mapping[str, Array], tolerance: Tolerance) -> TensorParity | None:
