@@ -21,34 +21,37 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from sweep.examples import CannotBuildError, build, model_types
 from sweep.generates import GENERATES, generative_types, judge_generation
 from sweep.isolated import LimitError, run_isolated
-from sweep.judge import EXPORTERS, Outcome, judge, warm_up
+from sweep.judge import EXPORTERS, TRANSFORMERS, Outcome, judge, warm_up
 from sweep.page import write_page
 
 _ROOT = Path(__file__).parents[1]
 
 
 def sweep_one(model_type: str, seconds: float) -> list[Outcome]:
-    """Export one architecture with both strategies.
+    """Export one architecture with both strategies, and with transformers where dynamo cannot.
 
-    The model is built once, in a process that forks another for each strategy.
+    The model is built once, in a process that forks another for each export.
     """
 
-    def both() -> list[Outcome]:
+    def all_ways() -> list[Outcome]:
         try:
             model, inputs = build(model_type)
         except CannotBuildError as error:
             return [
                 Outcome(model_type, strategy, "not-built", str(error)) for strategy in EXPORTERS
             ]
-        return [
-            _judge_in_time(
-                model_type, strategy, partial(judge, model_type, strategy, model, inputs), seconds
-            )
-            for strategy in EXPORTERS
-        ]
+
+        def attempt(strategy: str) -> Outcome:
+            job = partial(judge, model_type, strategy, model, inputs)
+            return _judge_in_time(model_type, strategy, job, seconds)
+
+        outcomes = list(map(attempt, EXPORTERS))
+        if outcomes[0].status in ("torch-cannot", "no-answer"):
+            outcomes.append(attempt(TRANSFORMERS))
+        return outcomes
 
     try:
-        outcomes = msgspec.convert(run_isolated(both, 3 * seconds), list[Outcome])
+        outcomes = msgspec.convert(run_isolated(all_ways, 4 * seconds), list[Outcome])
     except LimitError as error:
         outcomes = [
             Outcome(model_type, strategy, "not-built", str(error)) for strategy in EXPORTERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import warnings
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import onnxruntime
 import torch
 from torch import nn
+from transformers.exporters import OnnxConfig, OnnxExporter
 
 import modelexport
 import proof
@@ -21,6 +23,8 @@ from scopes import differences, recorded_scopes
 from zoo import distinct
 
 EXPORTERS = {"fx": "dynamo", "htp": "torchscript"}
+TRANSFORMERS = "transformers"
+"""The exporter that `auto` tries next where dynamo cannot export the model."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -49,6 +53,11 @@ class _Case(NamedTuple):
     model: nn.Module
     inputs: dict[str, Any]
     folder: Path
+
+    @property
+    def exporter(self) -> str:
+        """The exporter that goes with the strategy."""
+        return EXPORTERS.get(self.strategy, self.strategy)
 
     @property
     def target(self) -> Path:
@@ -107,7 +116,9 @@ def _export(case: _Case) -> tuple[modelexport.ExportReport, Any]:
     """Export the model, and record the scopes that torch itself records meanwhile."""
     try:
         with recorded_scopes(case.model) as recorded:
-            report = modelexport.export_model(case.model, case.inputs, case.target, case.strategy)
+            report = modelexport.export_model(
+                case.model, case.inputs, case.target, exporter=case.exporter, fallback=False
+            )
     except modelexport.ModelExportError as error:
         cause = " ".join(line.strip() for line in error.details) or error.message
         status = "we-fail" if _plain_export_works(case) else "torch-cannot"
@@ -179,7 +190,11 @@ def _plain_export_works(case: _Case) -> bool:
     for part in configurations(getattr(case.model, "config", None)):
         part.use_cache = False
     try:
-        proof.plain_export(case.model, case.inputs, plain / "model.onnx", EXPORTERS[case.strategy])
+        if case.exporter == TRANSFORMERS:
+            config = OnnxConfig(output_path=str(plain / "model.onnx"))
+            OnnxExporter().export(case.model, copy.deepcopy(case.inputs), config)
+        else:
+            proof.plain_export(case.model, case.inputs, plain / "model.onnx", case.exporter)
     except Exception:
         return False
     return True

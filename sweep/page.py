@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sweep.generates import GENERATES
-from sweep.judge import EXPORTERS, Outcome
+from sweep.judge import EXPORTERS, TRANSFORMERS, Outcome
 
 _MEANING = {
     "exported": "exported, every node tagged, every module passes the value test",
@@ -22,6 +22,11 @@ _MEANING = {
     "PyTorch",
 }
 
+_WAYS = (*EXPORTERS, TRANSFORMERS)
+_FALLBACK = (
+    "`transformers`: the exporter of that name, which `auto` tries where dynamo cannot export the",
+    "model, before torchscript. It is swept for those models only.",
+)
 _TORCH = (
     "torch 2.13 to 2.15 is supported. The project is developed on 2.13.0. The whole proof passes",
     "on 2.15.0 (`make compat TORCH=2.15.0`), and a part of it (LSTM, BERT, conditionals, traced",
@@ -78,7 +83,9 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
     yield ""
     yield from _TORCH
     yield ""
-    yield from _table(("", *EXPORTERS, "either", GENERATES), _totals(by_type))
+    yield from _table(("", *_WAYS, "any", GENERATES), _totals(by_type))
+    yield ""
+    yield from _FALLBACK
     yield ""
     yield from _GENERATION
     built = {name: found for name, found in by_type.items() if _best(found) != "not-built"}
@@ -92,7 +99,7 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
     yield "was merged with the next module's counts as found."
     yield ""
     yield from _table(
-        ("model type", *EXPORTERS, GENERATES),
+        ("model type", *_WAYS, GENERATES),
         [(name, *_cells(found)) for name, found in sorted(built.items())],
     )
     yield ""
@@ -109,50 +116,44 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
 
 
 def _totals(by_type: dict[str, dict[str, Outcome]]) -> Iterator[tuple[str, ...]]:
-    """Count the outcomes by exporter, and by the better of the two."""
+    """Count the outcomes by exporter, and by the best of them."""
     counts = {
         name: Counter(found[name].status for found in by_type.values() if name in found)
-        for name in (*EXPORTERS, GENERATES)
+        for name in (*_WAYS, GENERATES)
     }
     best = Counter(_best(found) for found in by_type.values())
     for status, meaning in _MEANING.items():
         yield (
             f"`{status}`: {meaning}",
-            *(str(counts[name][status]) for name in EXPORTERS),
+            *(str(counts[name][status]) for name in _WAYS),
             str(best[status]),
             str(counts[GENERATES][status]),
         )
     yield (
         "model types",
-        *(str(sum(counts[name].values())) for name in EXPORTERS),
+        *(str(sum(counts[name].values())) for name in _WAYS),
         str(len(by_type)),
         str(sum(counts[GENERATES].values())),
     )
 
 
 def _best(found: dict[str, Outcome]) -> str:
-    """Return the better outcome of the two exporters, but never hide a failure of ours."""
-    statuses = [outcome.status for name, outcome in found.items() if name in EXPORTERS]
+    """Return the best outcome of all exporters, but never hide a failure of ours."""
+    statuses = [outcome.status for name, outcome in found.items() if name in _WAYS]
     order = ["we-fail", *(status for status in _MEANING if status != "we-fail")]
     return min(statuses, key=order.index)
 
 
 def _cells(found: dict[str, Outcome]) -> Iterator[str]:
     """Format the outcome of each exporter."""
-    for name in EXPORTERS:
-        outcome = found[name]
-        yield (
-            str(outcome.nodes)
-            if outcome.status == "exported"
-            else f"{outcome.status}: {_text(outcome.reason)}"
-        )
-    generated = found.get(GENERATES)
-    if generated is None:
-        yield ""
-    elif generated.status == "exported":
-        yield "yes"
-    else:
-        yield f"{generated.status}: {_text(generated.reason)}"
+    for name in (*_WAYS, GENERATES):
+        outcome = found.get(name)
+        if outcome is None:
+            yield ""
+        elif outcome.status == "exported":
+            yield "yes" if name == GENERATES else str(outcome.nodes)
+        else:
+            yield f"{outcome.status}: {_text(outcome.reason)}"
 
 
 def _table(titles: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -40,7 +40,7 @@ def test_every_model_type_is_swept() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize("strategy", ["fx", "htp", "transformers"])
 def test_one_architecture_from_its_name_to_the_verdict(strategy: str) -> None:
     model, inputs = build("distilbert")
     outcome = judge("distilbert", strategy, model, inputs)
@@ -70,22 +70,23 @@ def test_the_page_shows_failures_of_ours_first(tmp_path: Path) -> None:
         Outcome("alpha", "generates", "exported", nodes=30),
         Outcome("beta", "generates", "torch-wrong", "other tokens"),
         Outcome("beta", "fx", "torch-cannot", "no operator"),
+        Outcome("beta", "transformers", "torch-wrong", "other inputs"),
         Outcome("beta", "htp", "exported", nodes=7),
         Outcome("gamma", "fx", "not-built", "no timm"),
         Outcome("gamma", "htp", "not-built", "no timm"),
     ]
     write_page(tmp_path / "page.md", outcomes)
     text = (tmp_path / "page.md").read_text()
-    assert "| alpha | 12 | we-fail: a \\| b | yes |" in text
-    assert "| beta | torch-cannot: no operator | 7 | torch-wrong: other tokens |" in text
+    assert "| alpha | 12 | we-fail: a \\| b |  | yes |" in text
+    assert "| beta | torch-cannot: no operator | 7 | torch-wrong: other inputs | torch-w" in text
     assert "| gamma | no timm |" in text
     totals = {
-        line.split("|")[1].split("`")[1]: line.split("|")[2:5]
+        line.split("|")[1].split("`")[1]: line.split("|")[2:6]
         for line in text.splitlines()
         if line.startswith("| `")
     }
-    assert [cell.strip() for cell in totals["we-fail"]] == ["0", "1", "1"]
-    assert [cell.strip() for cell in totals["exported"]] == ["1", "1", "1"]
+    assert [cell.strip() for cell in totals["we-fail"]] == ["0", "1", "0", "1"]
+    assert [cell.strip() for cell in totals["exported"]] == ["1", "1", "0", "1"]
 
 
 @pytest.mark.regression

@@ -13,7 +13,7 @@ Exception
         └── ModelRunError         the model does not run on the example inputs
 
 UserWarning
-├── FallbackWarning               auto used torchscript, because dynamo failed
+├── FallbackWarning               auto used another exporter, because dynamo failed
 ├── GraphmlWarning                the model was exported, but not its GraphML
 ├── ViewWarning                   the model was exported, but not its page
 └── ExtractionWarning             an extracted model lacks outputs that its module returned
@@ -92,9 +92,10 @@ class ModelRunError(ExportError):
 
 
 class FallbackWarning(UserWarning):
-    """`auto` used the torchscript exporter, because dynamo failed.
+    """`auto` used another exporter, because dynamo failed.
 
-    Branches and loops of the model are then fixed to the path that the example inputs took.
+    With torchscript, branches and loops of the model are fixed to the path that the example inputs
+    took.
     """
 
 

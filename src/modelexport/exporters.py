@@ -18,6 +18,7 @@ class ModelKind(enum.StrEnum):
     """What an exporter may be given; the values complete "this model is …"."""
 
     MODULE = "a torch.nn.Module"
+    PRETRAINED = "a model of transformers"
     SCRIPT = "compiled by torch.jit"
     PROGRAM = "a program of torch.export"
 
@@ -33,8 +34,10 @@ class Exporter(msgspec.Struct, frozen=True, kw_only=True):
     """The strategy that `auto` uses with it."""
     reason: str
     """Why to prefer it for a model that every exporter accepts."""
-    tried_by_auto: bool
-    """Whether `auto` tries it without being asked for it, in the order of `EXPORTERS`."""
+    consequence: str
+    """What is different about its files where `auto` falls back to it."""
+    only_for: ModelKind | None
+    """The kind of model for which `auto` tries it; None for every kind."""
     opsets: tuple[int, int]
     """The lowest and the highest opset that it writes."""
     accepts: frozenset[ModelKind]
@@ -53,23 +56,12 @@ EXPORTERS = (
         capture="modelexport.capture.dynamo",
         strategy="fx",
         reason="the dynamo exporter records the module of every node itself",
-        tried_by_auto=True,
+        consequence="",
+        only_for=None,
         opsets=(7, 25),
-        accepts=frozenset({ModelKind.MODULE, ModelKind.PROGRAM}),
+        accepts=frozenset({ModelKind.MODULE, ModelKind.PRETRAINED, ModelKind.PROGRAM}),
         graph_option="fx_graph",
         keeps_call_order=True,
-        splits_models=False,
-    ),
-    Exporter(
-        name="torchscript",
-        capture="modelexport.capture.torchscript",
-        strategy="htp",
-        reason="the torchscript exporter traces models that dynamo cannot export",
-        tried_by_auto=True,
-        opsets=(7, 20),
-        accepts=frozenset({ModelKind.MODULE, ModelKind.SCRIPT}),
-        graph_option="jit_graph",
-        keeps_call_order=False,
         splits_models=False,
     ),
     Exporter(
@@ -77,17 +69,29 @@ EXPORTERS = (
         capture="modelexport.capture.transformers_exporter",
         strategy="fx",
         reason="the transformers exporter adapts a model of transformers to torch.export",
-        tried_by_auto=False,
+        consequence="which replaces operations that torch cannot export",
+        only_for=ModelKind.PRETRAINED,
         opsets=(7, 25),
-        accepts=frozenset({ModelKind.MODULE}),
+        accepts=frozenset({ModelKind.MODULE, ModelKind.PRETRAINED}),
         graph_option="fx_graph",
         keeps_call_order=True,
         splits_models=True,
     ),
+    Exporter(
+        name="torchscript",
+        capture="modelexport.capture.torchscript",
+        strategy="htp",
+        reason="the torchscript exporter traces models that dynamo cannot export",
+        consequence="which fixes branches and loops to the example inputs",
+        only_for=None,
+        opsets=(7, 20),
+        accepts=frozenset({ModelKind.MODULE, ModelKind.PRETRAINED, ModelKind.SCRIPT}),
+        graph_option="jit_graph",
+        keeps_call_order=False,
+        splits_models=False,
+    ),
 )
 EXPORTER_NAMES = tuple(exporter.name for exporter in EXPORTERS)
-AUTO_EXPORTERS = tuple(exporter for exporter in EXPORTERS if exporter.tried_by_auto)
-"""What `auto` tries; the first one without a fallback."""
 CALL_ORDER_EXPORTERS = frozenset(one.name for one in EXPORTERS if one.keeps_call_order)
 GRAPH_OPTIONS = tuple(dict.fromkeys(exporter.graph_option for exporter in EXPORTERS))
 
@@ -104,6 +108,11 @@ def find_exporter(name: str) -> Exporter:
     raise ArgumentError(
         f"there is no exporter {name!r}", hint=f"known: {', '.join(EXPORTER_NAMES)}"
     )
+
+
+def auto_exporters(kind: ModelKind) -> tuple[Exporter, ...]:
+    """Return what `auto` tries for a kind of model; the first one without a fallback."""
+    return tuple(exporter for exporter in EXPORTERS if exporter.only_for in (None, kind))
 
 
 def exporters_accepting(kind: ModelKind) -> tuple[Exporter, ...]:

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from modelexport.attribution.strategies import ExportStrategy
 from modelexport.capture.model_state import EXPORT_LOCK, check_model, kind_of_model
 from modelexport.exporters import (
-    AUTO_EXPORTERS,
+    auto_exporters,
     exporters_accepting,
 )
 from modelexport.keywords import ExporterKeywords, ModelKeywords
@@ -73,7 +73,7 @@ def export_model(
         ModelExportError: Any other error, such as a file that cannot be written.
 
     Warns:
-        FallbackWarning: `auto` used torchscript, because dynamo failed.
+        FallbackWarning: `auto` used another exporter, because dynamo failed.
         GraphmlWarning: The model was exported, but its GraphML could not be written.
         ViewWarning: The model was exported, but its page could not be written.
     """
@@ -170,6 +170,7 @@ def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:
     able = exporters_accepting(kind)
     if len(able) == 1:
         return able[0].strategy, f"it is {kind}, which only the {able[0].name} exporter takes"
-    first, *others = AUTO_EXPORTERS
-    fallback = "".join(f"; auto falls back to {one.strategy} where it fails" for one in others)
+    first, *others = auto_exporters(kind)
+    names = " or ".join(f"{one.strategy} with {one.name}" for one in others)
+    fallback = f"; auto falls back to {names} where it fails"
     return first.strategy, f"{first.reason}{fallback}"

@@ -16,7 +16,7 @@ import msgspec
 
 from modelexport.analysis.outline import outline, shorten
 from modelexport.errors import FallbackWarning, GraphmlWarning, ViewWarning
-from modelexport.exporters import AUTO_EXPORTERS
+from modelexport.exporters import EXPORTERS, find_exporter
 from modelexport.modules.record import ModuleRecord
 from modelexport.tagged.records import Sidecar, TensorInfo
 
@@ -34,7 +34,7 @@ class ExportReport(msgspec.Struct, frozen=True):
     exporter: str
     """The exporter that wrote the graph."""
     fallback_reason: str | None
-    """Why dynamo failed, where `auto` continued with torchscript."""
+    """Why dynamo failed, where `auto` used another exporter."""
     onnx_path: Path
     """The model."""
     sidecar_path: Path
@@ -89,10 +89,10 @@ class ExportReport(msgspec.Struct, frozen=True):
         """What a fallback means, in one line; None if the first exporter succeeded."""
         if self.fallback_reason is None:
             return None
-        first = AUTO_EXPORTERS[0]
+        first = EXPORTERS[0]
         return (
             f"{first.name} could not export this model ({self.fallback_reason}); "
-            f"{self.exporter} was used, which fixes branches and loops to the example inputs "
+            f"{self.exporter} was used, {find_exporter(self.exporter).consequence} "
             f'(strategy="{first.strategy}" or --no-fallback makes this an error)'
         )
 
@@ -253,7 +253,7 @@ def _summary(report: ExportReport) -> Iterator[Sequence[str]]:
     yield "strategy", f"{report.strategy}{request}"
     yield "exporter", report.exporter
     if report.fallback_reason is not None:
-        yield f"{AUTO_EXPORTERS[0].name} failed", _escape(report.fallback_reason)
+        yield f"{EXPORTERS[0].name} failed", _escape(report.fallback_reason)
     if hierarchy.export.inputs_from is not None:
         yield "inputs from", _escape(hierarchy.export.inputs_from)
     yield "opset", str(hierarchy.model.opset)

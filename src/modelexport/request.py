@@ -16,10 +16,10 @@ from modelexport.attribution.strategies import ExportStrategy, Strategy, find_st
 from modelexport.capture.trace import TorchOptions
 from modelexport.errors import ArgumentError, FileError
 from modelexport.exporters import (
-    AUTO_EXPORTERS,
     GRAPH_OPTIONS,
     Exporter,
     ModelKind,
+    auto_exporters,
     exporters_accepting,
     find_exporter,
 )
@@ -89,8 +89,9 @@ def check_request(
         external_data=options.external_data,
         verbose=verbose,
         with_graph_text=bool(graph_files(options)),
+        needs_given_inputs=options.exporter is None,
     )
-    attempts = _plan_attempts(options)
+    attempts = _plan_attempts(options, kind_of_model(module))
     if kind_of_model(module) is ModelKind.PROGRAM:
         if options.flops:
             raise ArgumentError(
@@ -144,7 +145,7 @@ def check_options(options: ExportOptions) -> None:
             hint=f"leave {spell_option('clean')} or {KEEP_NAMESPACE} out",
         )
     make_policy(options.torch_nn_exceptions, options.include, options.exclude, options.max_depth)
-    _check_opset(options.opset_version, _plan_attempts(options)[0][1])
+    _check_opset(options.opset_version, _plan_attempts(options, ModelKind.MODULE)[0][1])
 
 
 def _check_cache_length(options: ExportOptions) -> None:
@@ -216,13 +217,13 @@ def _check_opset(opset_version: int | None, exporter: Exporter) -> None:
         )
 
 
-def _plan_attempts(options: ExportOptions) -> tuple[Attempt, ...]:
+def _plan_attempts(options: ExportOptions, kind: ModelKind) -> tuple[Attempt, ...]:
     """Return the strategies to try in order, each with its exporter."""
     forced = None if options.exporter is None else find_exporter(options.exporter)
     if options.strategy != ExportStrategy.AUTO:
         strategy = find_strategy(options.strategy)
         return ((strategy, forced or find_exporter(strategy.exporter)),)
-    tried = AUTO_EXPORTERS if forced is None else (forced,)
+    tried = auto_exporters(kind) if forced is None else (forced,)
     attempts = tuple((find_strategy(one.strategy), one) for one in tried)
     return attempts if options.fallback else attempts[:1]
 

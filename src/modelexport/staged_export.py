@@ -177,9 +177,13 @@ def _export_baseline(
                 baseline: Baseline = capture.export(
                     model, tree, inputs, path, request.torch_options
                 )
-        except (ModelExportError, MemoryError):
+        except MemoryError:
             raise
         except Exception as error:
+            # An exporter that is tried for some models only may refuse this one.
+            may_refuse = exporter.only_for is not None and len(request.attempts) > 1
+            if isinstance(error, ModelExportError) and not may_refuse:
+                raise
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             # An exporter's error is misleading where the model does not accept these inputs.
@@ -196,7 +200,7 @@ def _export_baseline(
             reason = None if reason is None else reason.partition(":")[0]
             return _Exported(strategy, exporter, reason, baseline, scrub_bytes(baseline.data))
     raise ExportError(
-        "torch cannot export this model" + (" with either exporter" if len(failures) > 1 else ""),
+        "torch cannot export this model" + (" with any exporter" if len(failures) > 1 else ""),
         hint="verbose=True or -v shows what torch printed",
         details=[line for name, error in failures for line in explain_failure(error).lines(name)],
     ) from failures[0][1]

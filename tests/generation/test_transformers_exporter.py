@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import onnx_ir
 import pytest
 import torch
 import transformers
@@ -14,6 +15,8 @@ from click.testing import CliRunner
 
 import modelexport
 from language_models import SMALL
+from modelexport.capture.inputs import ModelInputs
+from modelexport.capture.transformers_exporter import check_inputs
 from modelexport.cli.main import main
 from proof import model_unchanged
 from scopes import RecordedScopes, differences
@@ -78,6 +81,56 @@ def test_names_cannot_be_chosen(tmp_path: Path) -> None:
             exporter="transformers",
             input_names=["x"],
         )
+
+
+def prophetnet() -> tuple[Any, dict[str, Any]]:
+    """Build a model that dynamo alone cannot export: it subtracts a tensor of bools."""
+    torch.manual_seed(0)
+    kinds = ("encoder", "decoder")
+    config = transformers.ProphetNetConfig(
+        vocab_size=50,
+        hidden_size=16,
+        max_position_embeddings=32,
+        **{f"num_{kind}_layers": 1 for kind in kinds},
+        **{f"num_{kind}_attention_heads": 2 for kind in kinds},
+        **{f"{kind}_ffn_dim": 16 for kind in kinds},
+    )
+    tokens = torch.tensor([[4, 5, 6]])
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    model = transformers.ProphetNetModel(config).eval()
+    return model, {**inputs, "decoder_input_ids": torch.tensor([[4, 5]])}
+
+
+def test_auto_tries_it_where_dynamo_fails(tmp_path: Path) -> None:
+    model, inputs = prophetnet()
+    with pytest.warns(modelexport.FallbackWarning, match="transformers was used, which replaces"):
+        report = modelexport.export_model(model, inputs, tmp_path / "m.onnx")
+    assert (report.strategy, report.exporter, report.coverage) == ("fx", "transformers", 1.0)
+    assert report.fallback_reason is not None
+    assert modelexport.verify(model, inputs, tmp_path / "m.onnx").agrees
+
+
+def test_auto_goes_on_where_it_refuses(tmp_path: Path) -> None:
+    """Here because the caller chooses names, which this exporter does not take."""
+    model, inputs = prophetnet()
+    names = list(inputs)
+    with pytest.warns(modelexport.FallbackWarning, match="torchscript was used"):
+        report = modelexport.export_model(model, inputs, tmp_path / "m.onnx", input_names=names)
+    assert [info.name for info in report.hierarchy.export.inputs] == names
+
+
+def test_auto_takes_no_file_with_other_inputs(tmp_path: Path) -> None:
+    model = llama()
+    inputs = ModelInputs((), {"input_ids": torch.tensor([[5, 6]])})
+    graph = onnx_ir.Graph([onnx_ir.val("input_ids"), onnx_ir.val("cu_seqlens")], [], nodes=[])
+    with pytest.raises(ValueError, match="inputs that were not given: cu_seqlens"):
+        check_inputs(model, inputs, graph)
+
+
+def test_it_is_recommended_for_models_of_transformers_only() -> None:
+    _, reason = modelexport.recommend_strategy(llama())
+    assert "fx with transformers or htp with torchscript" in reason
+    assert "transformers" not in modelexport.recommend_strategy(torch.nn.Linear(2, 2))[1]
 
 
 def test_the_command_line_with_dynamic_axes(tmp_path: Path) -> None:

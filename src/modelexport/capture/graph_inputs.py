@@ -32,7 +32,7 @@ def match_inputs(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) 
     """
     initializers = {tensor.name for tensor in graph.initializer}
     wanted = [value for value in graph.input if value.name not in initializers]
-    leaves = {**_transformers_names(model, inputs), **named_input_leaves(model, inputs)}
+    leaves = {**transformers_names(model, inputs), **named_input_leaves(model, inputs)}
     named = {n: leaf for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     by_name = {value.name: as_array(named[value.name]) for value in wanted if value.name in named}
     if all(value.name in by_name for value in wanted):
@@ -46,7 +46,7 @@ def match_inputs(graph: onnx.GraphProto, model: nn.Module, inputs: ModelInputs) 
     return feeds
 
 
-def _transformers_names(model: nn.Module, inputs: ModelInputs) -> dict[str, torch.Tensor]:
+def transformers_names(model: nn.Module, inputs: ModelInputs) -> dict[str, torch.Tensor]:
     """Return the tensors of all inputs by the names that the transformers exporter gives them."""
     leaves = dict(named_tensors(name_inputs(model, inputs)))
     return {**leaves, **{f"{INPUT_PREFIX}{name}": leaf for name, leaf in leaves.items()}}

@@ -59,7 +59,12 @@ def kind_of_model(model: nn.Module | ExportedProgram) -> ModelKind:
     """Return what kind of model an exporter is given."""
     if isinstance(model, ExportedProgram):
         return ModelKind.PROGRAM
-    return ModelKind.SCRIPT if isinstance(model, torch.jit.ScriptModule) else ModelKind.MODULE
+    if isinstance(model, torch.jit.ScriptModule):
+        return ModelKind.SCRIPT
+    # Looked up only where it is imported already: before that, no model is one of its classes.
+    modeling = sys.modules.get("transformers.modeling_utils")
+    pretrained = modeling is not None and isinstance(model, modeling.PreTrainedModel)
+    return ModelKind.PRETRAINED if pretrained else ModelKind.MODULE
 
 
 _INLINE_LIMIT = 2**31 - 2**24  # a protobuf holds 2 GiB; the graph needs some room

@@ -118,6 +118,8 @@ class TorchOptions(msgspec.Struct, frozen=True):
     verbose: bool = False
     with_graph_text: bool = False
     """Whether `Baseline.graph_text` is wanted."""
+    needs_given_inputs: bool = False
+    """Whether a file is wanted only if it takes the example inputs, and no others."""
 
 
 class TracerNote(NamedTuple):

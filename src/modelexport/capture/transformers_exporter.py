@@ -15,6 +15,7 @@ from torch import nn
 from modelexport.capture.dynamo import read_baseline, watch_branches
 from modelexport.capture.dynamo_evidence import read_trace, watch_translation
 from modelexport.capture.fx_trace import FxTraceReader
+from modelexport.capture.graph_inputs import transformers_names
 from modelexport.capture.hooks import record_calls
 from modelexport.capture.inputs import ModelInputs, name_inputs
 from modelexport.capture.model_state import preserve_model, silence_torch
@@ -91,10 +92,24 @@ def export(
         )
         # The exporter removes flags from the inputs, and a cache changes when the model runs.
         written = exporters.OnnxExporter().export(model, copy.deepcopy(named), config)
+    if options.needs_given_inputs:
+        check_inputs(model, inputs, written.model.graph)
     trace = read_trace(written, tree, recorder.log(), reader, translation, hooks_ran=True)
     scopes = {**trace.scopes, **dict(branches.sites(written.model.graph))}
     trace = msgspec.structs.replace(trace, scopes=scopes, ran_in_subgraphs=frozenset(branches.ran))
     return read_baseline(written, trace, target, options)
+
+
+def check_inputs(model: nn.Module, inputs: ModelInputs, graph: Any) -> None:
+    """Check that a graph takes the example inputs only, and not what the exporter made of them.
+
+    Raises:
+        ValueError: It takes another input.
+    """
+    given = transformers_names(model, inputs)
+    others = [value.name for value in graph.inputs if value.name not in given]
+    if others:
+        raise ValueError(f"the file would take inputs that were not given: {', '.join(others)}")
 
 
 def _shape_options(named: Mapping[str, Any], dynamic_shapes: Any) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class ExportRecord(msgspec.Struct, frozen=True, gc=False):
     requested: str
     """The strategy that was requested."""
     fallback_reason: str | None
-    """Why dynamo failed, where `auto` fell back to torchscript."""
+    """Why dynamo failed, where `auto` used another exporter."""
     seed: int | None
     """The seed of random inputs and parameters, where the command line generated them."""
     inputs: tuple[TensorInfo, ...]
