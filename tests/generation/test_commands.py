@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from click.testing import CliRunner, Result
 
@@ -29,6 +31,7 @@ def folder() -> Path:
 
     def fill(folder: Path) -> None:
         config = transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 1})
+        torch.manual_seed(0)
         model = transformers.LlamaForCausalLM(config)
         model.save_pretrained(folder / "llama")
         tokenizer().save_pretrained(folder / "llama")
@@ -114,6 +117,73 @@ def test_a_bad_file(tmp_path: Path, text: str) -> None:
     assert done.exit_code == 2
     assert "not a generation file" in done.stderr
     assert run("generate", tmp_path / "absent.json", "every").exit_code == 2
+
+
+def _change(record: dict[str, Any], flaw: str) -> None:
+    """Damage a generation file in one way."""
+    decode = record["parts"]["decode"]
+    state = next(one for one in decode["inputs"].values() if one["role"] == "state")
+    match flaw:
+        case "has no part 'decode'":
+            del record["parts"]["decode"]
+        case "is not beside it":
+            decode["onnx"] = "../m_decode.onnx"
+        case "has the shape [1, -1]":
+            state["empty"] = [1, -1]
+        case "has the shape [9999999, 9999999]":
+            state["empty"] = [9999999, 9999999]
+        case "which the generation file does not describe":
+            decode["inputs"].pop("input_ids")
+        case "takes no tokens":
+            record["parts"]["prefill"]["inputs"]["input_ids"] = {
+                "role": "prompt",
+                "source": "input_ids",
+            }
+        case "has no known origin":
+            state["role"] = "other"
+        case "does not return 'x'":
+            state.update(role="result", source="x")
+        case "its cache holds -1 tokens":
+            record["max_cache_length"] = -1
+        case "has no scores":
+            decode["logits"] = None
+
+
+@pytest.mark.sanity
+@pytest.mark.parametrize(
+    "flaw",
+    [
+        "has no part 'decode'",
+        "is not beside it",
+        "has the shape [1, -1]",
+        "has the shape [9999999, 9999999]",
+        "which the generation file does not describe",
+        "takes no tokens",
+        "has no known origin",
+        "does not return 'x'",
+        "its cache holds -1 tokens",
+        "has no scores",
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line(folder: Path, tmp_path: Path, flaw: str) -> None:
+    for name in ("m_prefill.onnx", "m_decode.onnx", "m.onnx.data"):
+        (tmp_path / name).hardlink_to(folder / name)
+    record = json.loads((folder / "m_generation.json").read_text())
+    _change(record, flaw)
+    path = tmp_path / "m_generation.json"
+    path.write_text(json.dumps({**record, "tokenizer": None}))
+    done = run("generate", path, "--input-ids", "5,6")
+    assert done.exit_code == 2, done.output
+    assert flaw in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_batch_of_language_models(folder: Path, tmp_path: Path) -> None:
+    jobs = [{"model": str(folder / "llama"), "output": "one.onnx", "generation": True}]
+    (tmp_path / "jobs.json").write_text(json.dumps({"jobs": jobs}))
+    done = run("batch", tmp_path / "jobs.json")
+    assert done.exit_code == 0, done.output
+    assert read_generation(tmp_path / "one_generation.json").parts.keys() == {"prefill", "decode"}
 
 
 def test_verify_and_profile_a_part(folder: Path) -> None:

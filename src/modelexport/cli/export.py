@@ -20,6 +20,7 @@ from modelexport.cli.console import (
 )
 from modelexport.cli.source_options import SwitchCommand, export_options
 from modelexport.errors import plural
+from modelexport.generation.records import read_generation
 from modelexport.options import ExportOptions
 from modelexport.source_export import run_export
 
@@ -102,14 +103,23 @@ def show_parts(report: ExportReport) -> None:
     note(f'next: modelexport generate {report.generation_path} "Once upon a time"')
 
 
+def _describe_lengths(report: ExportReport) -> str:
+    """Say which lengths are symbolic, and how long a cache of fixed size is."""
+    assert report.generation_path is not None
+    tokens = read_generation(report.generation_path).max_cache_length
+    symbolic = ["batch", *(["sequence"] if not report.notes else []), *(["cache"] * (not tokens))]
+    text = f"{', '.join(symbolic[:-1])} and {symbolic[-1]}" if symbolic[1:] else symbolic[0]
+    fixed = f"; the cache holds {plural(tokens, 'token')}" if tokens else ""
+    return f"{text} lengths are symbolic{fixed}"
+
+
 def _parts_summary(report: ExportReport) -> Iterator[RenderableType]:
     yield line(f"{report.generation_path}: {report.hierarchy.model.class_} in parts")
     yield line(f"exporter {report.exporter}, opset {report.hierarchy.model.opset}", 2)
     inputs = report.hierarchy.export.inputs_from
     if inputs is not None:
         yield line(f"inputs from {inputs}", 2)
-    lengths = "batch and cache" if report.notes else "batch, sequence and cache"
-    yield line(f"{lengths} lengths are symbolic", 2)
+    yield line(_describe_lengths(report), 2)
     if report.data_paths:
         yield line(f"weights of all parts in {report.data_paths[0].name}", 2)
     for name, part in report.parts.items():

@@ -19,16 +19,16 @@ from modelexport.capture.transformers_exporter import ALL_AXES
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
 from modelexport.exporters import EXPORTERS
 from modelexport.generation.parts import (
-    DECODE,
     MASK,
-    PREFILL,
     ModelPart,
     SplitModel,
     read_token_ids,
     split_model,
 )
 from modelexport.generation.records import (
+    DECODE,
     FORMAT,
+    PREFILL,
     GenerationFile,
     GenerationPart,
     InputRole,

@@ -16,11 +16,9 @@ from modelexport.capture.model_state import preserve_model, silence_torch, swap_
 from modelexport.capture.pytrees import is_tree, named_tensors, register_caches
 from modelexport.capture.transformers_exporter import import_exporters
 from modelexport.errors import ArgumentError, ModelRunError, first_line
-from modelexport.generation.records import TokenIds
+from modelexport.generation.records import ENCODE, TokenIds
 from modelexport.option_values import spell_option
 
-ENCODE, PREFILL, DECODE = "encode", "prefill", "decode"
-"""The parts: what runs once on the input, the first step of generation, and each further one."""
 MASK = "attention_mask"
 """What transformers calls the mask of tokens, in `forward` and in `generate`."""
 _CACHE = "past_key_values"
@@ -226,7 +224,8 @@ def read_token_ids(model: Any, split: SplitModel | None = None) -> TokenIds:
     start: tuple[int, ...] = ()
     if split is not None and split.observed.encoded:
         tokens = split.observed.steps[0][token_input(split.observed.steps[0])]
-        start = tuple(int(token) for token in tokens[0])
+        if is_one_stream(tokens):
+            start = tuple(int(token) for token in tokens[0])
     pad = config.pad_token_id
     return TokenIds(
         bos=config.bos_token_id,
@@ -246,6 +245,11 @@ def token_input(step: Mapping[str, torch.Tensor]) -> str:
         if name in step:
             return name
     raise ModelRunError("generate() passes no token ids to the model", hint="pass input_ids")
+
+
+def is_one_stream(tokens: torch.Tensor) -> bool:
+    """Return whether tokens are one sequence a row, and not several, as those of some codecs."""
+    return tokens.dim() == 2
 
 
 class _Observer:

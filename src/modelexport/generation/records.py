@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,10 @@ from modelexport.errors import FileError, FormatError
 from modelexport.tagged.records import UNREADABLE, TensorInfo
 
 FORMAT = "modelexport-generation/1"
+ENCODE, PREFILL, DECODE = "encode", "prefill", "decode"
+"""The parts: what runs once on the input, the first step of generation, and each further one."""
+_LARGEST_STATE = 1 << 30
+"""The most elements of a state before the first step."""
 
 
 class InputRole(enum.StrEnum):
@@ -124,4 +129,22 @@ def read_generation(path: Path) -> GenerationFile:
         raise FormatError(f"{path} is not a generation file: {error}", hint=hint) from error
     if record.format != FORMAT:
         raise FormatError(f"{path} has the format {record.format!r}, not {FORMAT!r}", hint=hint)
+    flaw = _find_flaw(record)
+    if flaw is not None:
+        raise FormatError(f"{path} is not a generation file: {flaw}", hint=hint)
     return record
+
+
+def _find_flaw(record: GenerationFile) -> str | None:
+    """Describe what no export writes; None if there is nothing."""
+    if DECODE not in record.parts:
+        return f"it has no part {DECODE!r}"
+    if record.max_cache_length is not None and record.max_cache_length < 1:
+        return f"its cache holds {record.max_cache_length} tokens"
+    for name, part in record.parts.items():
+        if Path(part.onnx).name != part.onnx:
+            return f"the file of the part {name!r} is not beside it"
+        for one in part.inputs.values():
+            if min(one.empty, default=0) < 0 or math.prod(one.empty) > _LARGEST_STATE:
+                return f"a state of the part {name!r} has the shape {list(one.empty)}"
+    return None

@@ -7,8 +7,13 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from modelexport.capture.graph_inputs import INPUT_PREFIX
-from modelexport.generation.parts import ENCODE, MASK, PREFILL, Observation, token_input
-from modelexport.generation.records import GenerationInput
+from modelexport.generation.parts import (
+    MASK,
+    Observation,
+    is_one_stream,
+    token_input,
+)
+from modelexport.generation.records import ENCODE, PREFILL, GenerationInput
 from modelexport.generation.records import InputRole as Role
 
 _OTHER = GenerationInput(Role.OTHER)
@@ -48,7 +53,7 @@ def _step_role(leaf: str, observed: Observation, first: bool) -> GenerationInput
     """Return the role of an input of a step that is not the cache."""
     start, *later = observed.steps
     if leaf == token_input(start):
-        return GenerationInput(Role.TOKENS)
+        return GenerationInput(Role.TOKENS) if is_one_stream(start[leaf]) else _OTHER
     if first and not observed.encoded and leaf == MASK and start[leaf].dim() == 2:
         return GenerationInput(Role.MASK)
     if len(later) < 2 or any(leaf not in step for step in later):

@@ -13,6 +13,9 @@ import numpy as np
 
 from modelexport.errors import ArgumentError, FormatError, SourceError, first_line
 from modelexport.generation.records import (
+    DECODE,
+    ENCODE,
+    PREFILL,
     GenerationFile,
     GenerationInput,
     GenerationPart,
@@ -25,7 +28,6 @@ from modelexport.verification.runtime import OPTIMIZED, Session
 
 # Nothing here imports torch: the files run without it.
 
-_ENCODE, _PREFILL, _DECODE = "encode", "prefill", "decode"
 _TOKENS, _MASK = "input_ids", "attention_mask"
 
 
@@ -169,12 +171,14 @@ class Runner:
 
     def __init__(self, folder: Path, record: GenerationFile) -> None:
         self._record = record
-        names = [name for name in (_ENCODE, _PREFILL, _DECODE) if name in record.parts]
+        names = [name for name in (ENCODE, PREFILL, DECODE) if name in record.parts]
         for name in names:
             _check_runnable(name, record.parts[name])
         self._sessions = {
             name: Session(folder / record.parts[name].onnx, settings=OPTIMIZED) for name in names
         }
+        for name, session in self._sessions.items():
+            _check_described(session, record.parts[name])
         self._given: Mapping[str, Array] = {}
         self._encoded: Mapping[str, Array] = {}
         self._state: dict[str, Array] = {}
@@ -189,8 +193,10 @@ class Runner:
         """
         self._given, self._state, self._past = prompt, {}, 0
         tokens = list(self._record.tokens.decoder_start)
-        if _ENCODE in self._sessions:
-            self._encoded = self._run(_ENCODE, [])
+        if ENCODE in self._sessions:
+            self._encoded = self._run(ENCODE, [])
+        elif _TOKENS not in prompt:
+            raise ArgumentError("the model needs input_ids", hint="pass a text or --input-ids")
         else:
             tokens = [int(token) for token in prompt[_TOKENS][0]]
         longest = self._record.max_cache_length
@@ -202,7 +208,7 @@ class Runner:
             )
         scores = np.zeros(0)
         while tokens:
-            part = _DECODE if self._past else self._first_part(len(tokens))
+            part = DECODE if self._past else self._first_part(len(tokens))
             count = self._most_tokens(part) or len(tokens)
             scores = self._step(part, tokens[:count])
             tokens = tokens[count:]
@@ -211,18 +217,20 @@ class Runner:
             yield token
             if token in self._record.tokens.eos or number + 1 == max_new_tokens:
                 return
-            scores = self._step(_DECODE, [token])
+            scores = self._step(DECODE, [token])
 
     def _first_part(self, tokens: int) -> str:
         """Return the part for the first step: `prefill` may take a fixed number of tokens."""
-        fits = _PREFILL in self._sessions and (self._most_tokens(_PREFILL) or 0) <= tokens
-        return _PREFILL if fits else _DECODE
+        fits = PREFILL in self._sessions and (self._most_tokens(PREFILL) or 0) <= tokens
+        return PREFILL if fits else DECODE
 
     def _most_tokens(self, part: str) -> int | None:
         """Return the number of tokens that a part takes; None for any number."""
-        inputs = self._record.parts[part].inputs
-        name = next(name for name, one in inputs.items() if one.role is InputRole.TOKENS)
-        return self._shapes(part)[name][-1]
+        inputs, shapes = self._record.parts[part].inputs, self._shapes(part)
+        for name, shape in shapes.items():
+            if inputs[name].role is InputRole.TOKENS and shape:
+                return shape[-1]
+        raise FormatError(f"the part {part} takes no tokens", hint="export the model again")
 
     def _shapes(self, part: str) -> dict[str, list[int | None]]:
         """Return the shape of each input, None for a symbolic axis."""
@@ -268,7 +276,9 @@ class Runner:
             case InputRole.CONSTANT:
                 return np.full((1, count), one.start, np.int64)
             case InputRole.RESULT:
-                return self._encoded[str(one.source)]
+                if one.source is None or one.source not in self._encoded:
+                    raise FormatError(f"the part {ENCODE} does not return {one.source!r}")
+                return self._encoded[one.source]
             case InputRole.PROMPT:
                 return self._prompt(str(one.source))
         if one.source in self._state:
@@ -288,11 +298,22 @@ def _size(size: int | str | None) -> int | None:
 
 
 def _check_runnable(name: str, part: GenerationPart) -> None:
+    """Raise an error if `generate` does not know what to pass to a part."""
     other = [one for one, origin in part.inputs.items() if origin.role is InputRole.OTHER]
     if other:
         raise ArgumentError(
             f"the input {other[0]!r} of {part.onnx} has no known origin",
             hint=f"run the part {name} with values of your own",
+        )
+
+
+def _check_described(session: Session, part: GenerationPart) -> None:
+    """Raise an error if the file of a part has other inputs than the generation file says."""
+    unknown = [info.name for info in session.inputs if info.name not in part.inputs]
+    if unknown:
+        raise FormatError(
+            f"{part.onnx} takes {unknown[0]!r}, which the generation file does not describe",
+            hint="export the model again",
         )
 
 
