@@ -15,20 +15,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = ROOT / "docs" / "site"
-DEMO = "bert-tiny.html"
 
 
 def make_demo_page(folder: Path) -> Path:
     """Run the demo in a folder, and write the page of its model, coloured by latency and size."""
-    model = folder / "bert-tiny.onnx"
+    model, page = folder / "bert-tiny.onnx", folder / "bert-tiny.html"
     _modelexport("demo", folder)
     overlays: list[str | Path] = []
     for command in ("profile", "analyze"):
         result = folder / f"{command}.json"
         _modelexport(command, model, "--output-format", "json", "--output-file", result)
         overlays += ["--overlay", result]
-    _modelexport("view", model, folder / DEMO, *overlays)
-    return folder / DEMO
+    _modelexport("view", model, page, *overlays)
+    return page
 
 
 def _modelexport(*arguments: str | Path) -> None:
@@ -42,12 +41,8 @@ def build(target: Path, demo_page: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     with tempfile.TemporaryDirectory() as cache:
         options = ["--fail-on-warning", "--keep-going", "--quiet", "-d", cache, "-c", SETTINGS]
-        command = [sys.executable, "-m", "sphinx", *options, ROOT, target]
-        subprocess.run(command, check=True)
-    shutil.rmtree(target / "_sources", ignore_errors=True)
-    for leftover in (".buildinfo", "objects.inv"):
-        (target / leftover).unlink(missing_ok=True)
-    shutil.copyfile(demo_page, target / DEMO)
+        command = [sys.executable, "-m", "sphinx", *options, "-D", f"demo_page={demo_page}"]
+        subprocess.run([*command, ROOT, target], check=True)
 
 
 def main(target: Path) -> None:

@@ -81,6 +81,12 @@ MENU = {
 }
 
 
+for caption, folder in {"Guides": "docs/guides", "Reference": "docs"}.items():
+    listed = {page for pages in MENU.values() for page in pages}
+    found = [f"{folder}/{path.stem}" for path in sorted((ROOT / folder).glob("*.md"))]
+    MENU[caption] += [page for page in found if page not in listed]
+
+
 def add_to_page(app: Sphinx, page: str, source: list[str]) -> None:
     """Add to the text of a page what only the site can show."""
     if page == root_doc:
@@ -100,13 +106,15 @@ def _listing(path: Path) -> str:
     return f"\n\n## {path.name}\n\n```python\n{path.read_text()}```\n"
 
 
-def write_start_page(app: Sphinx, error: Exception | None) -> None:
-    """Write the start page under the name that browsers and servers look for, too."""
+def finish(app: Sphinx, error: Exception | None) -> None:
+    """Add the page of the demo, and the start page under the name that browsers look for."""
     if error is None:
+        shutil.copyfile(app.config.demo_page, app.outdir / DEMO)
         shutil.copyfile(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
 
 
 def setup(app: Sphinx) -> None:
     """Connect the functions above with Sphinx."""
+    app.add_config_value("demo_page", None, "", [str])
     app.connect("source-read", add_to_page)
-    app.connect("build-finished", write_start_page)
+    app.connect("build-finished", finish)
