@@ -32,7 +32,7 @@ page = modelexport.view(folder / "resnet.onnx", overlays=[times, sizes])
 print(f"{page.nodes} nodes in {page.modules} modules, {page.size // 1024} KiB")
 print(f"open {page.path} in a browser")
 
-# Two files side by side: the export, and the same without torch's optimiser.
+# Two files side by side: the export without torch's optimiser, and the one above.
 modelexport.export_model(model, inputs, folder / "plain.onnx", optimize=False)
-both = modelexport.view(folder / "resnet.onnx", folder / "both.html", other=folder / "plain.onnx")
+both = modelexport.view(folder / "plain.onnx", folder / "both.html", other=folder / "resnet.onnx")
 print(f"open {both.path} to see what the optimiser changes")
