@@ -10,7 +10,7 @@ COMPAT := build/compat-$(TORCH)
 COMPAT_TESTS ?= -n 2 -q tests/test_value.py tests/test_architectures.py tests/capture
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo quick test tools generation lint viewer docs pictures sweep fuzz bench compat clean
+.PHONY: demo quick test tools generation lint viewer docs docs-site pictures sweep fuzz bench compat clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -41,10 +41,15 @@ lint: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/make_api.py
 	$(BIN)/python docs/make_keywords.py
+	$(BIN)/python docs/make_drawing.py
 	$(BIN)/python docs/make_map.py
 	$(BIN)/python docs/make_schemas.py
 	$(BIN)/python docs/make_strategies.py
 	$(BIN)/python docs/make_bert_tiny.py
+
+# All pages as a site with a search, in build/site; open index.html there.
+docs-site: $(READY)
+	$(BIN)/python docs/build_site.py build/site
 
 # The pictures of the page in the guides; needs Chromium.
 pictures: $(READY) $(NODE_READY)
@@ -92,7 +97,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV), once: a few minutes and about 2 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[hf,runtime,ray,dev]'
+		--constraint constraints.txt --editable '.[hf,runtime,ray,docs,dev]'
 	touch $(READY)
 
 # Without Node.js, tests that need it are skipped, and say so.

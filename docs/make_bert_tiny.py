@@ -150,8 +150,8 @@ def _explanations(fx: Analysis, htp: Analysis) -> Iterator[str]:
         f"The other {fx.totals.tags} tags are on nodes, in both files."
     )
     yield from _text(
-        f"- **Absorbed**: {len(fx.absorbed)} modules ran and have no nodes. They are dropouts, "
-        "which are identities in evaluation mode."
+        f"- **[Absorbed](glossary.md#absorbed)**: {len(fx.absorbed)} modules ran and have no "
+        "nodes. They are dropouts, which are identities in evaluation mode."
     )
     yield from _text(
         f"- **Unused**: {len(fx.unused)} modules did not run. They are the dropouts of the "
@@ -178,7 +178,8 @@ def _explanations(fx: Analysis, htp: Analysis) -> Iterator[str]:
         "embeddings."
     )
     yield from _text(
-        f"- **Evidence**: dynamo's nodes are tagged {_list_counts(fx.by_method)}, torchscript's "
+        "- **Evidence**, such as [scope](glossary.md#scope): dynamo's nodes are tagged "
+        f"{_list_counts(fx.by_method)}, torchscript's "
         f"{_list_counts(htp.by_method)}. torch records no scope for an `Identity` on a parameter, "
         "so it belongs to the module that consumes it."
     )

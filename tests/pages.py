@@ -83,8 +83,15 @@ def inline_code(page: str) -> list[str]:
 
 def links(page: str) -> list[str]:
     """Return the targets of all links that are not addresses."""
-    targets = _LINK.findall(re.sub(r"(?<!`)`[^`\n]+`(?!`)", "", prose(page)))
+    targets = _LINK.findall(_INLINE.sub("", prose(page)))
     return [target for target in targets if "://" not in target]
+
+
+def first_use(page: str, word: str) -> str | None:
+    """Return the first use of a word outside code, with the whole link if it is in one."""
+    link = rf"\[[^\]]*\b{word}\b[^\]]*\]\([^)]*\)|\[\]\([^)]*#{word}\)"  # without code, [] is left
+    use = re.search(rf"{link}|\b{word}\b", _INLINE.sub("", prose(page)), re.IGNORECASE)
+    return None if use is None else use[0]
 
 
 def anchors(page: str) -> set[str]:

@@ -15,10 +15,16 @@ from click.testing import CliRunner
 from exports import Shared, shared_folder
 from modelexport.attribution import strategies
 from modelexport.cli.main import main
-from pages import Reader, UnfitError, anchors, inline_code, links
+from pages import Reader, UnfitError, anchors, first_use, inline_code, links
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")})
+PAGES = sorted(
+    {
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    }
+)
 CLONE = (
     "src",
     "docs",
@@ -150,7 +156,7 @@ def test_what_a_page_says_can_be_done(path: Path, clone: Path) -> None:
 def test_links_have_a_target() -> None:
     broken = [
         f"{_name(path)}: {link}"
-        for path in PAGES
+        for path in (*PAGES, ROOT / "CHANGELOG.md")
         for link in links(path.read_text())
         if not _has_target(path, link)
     ]
@@ -161,6 +167,19 @@ def _has_target(page: Path, link: str) -> bool:
     name, _, anchor = link.partition("#")
     target = (page.parent / name).resolve() if name else page
     return target.exists() and (not anchor or anchor in anchors(target.read_text()))
+
+
+@pytest.mark.parametrize("word", ["absorbed", "baseline", "scope", "sidecar"])
+def test_the_first_use_of_a_word_links_to_the_glossary(word: str) -> None:
+    """Reference pages are not read from the top, and GraphML has a scope of its own."""
+    without = {"api", "benchmarks", "compatibility", "glossary"}
+    unlinked = [
+        f"{_name(path)}: {use}"
+        for path in PAGES
+        if path.stem not in without
+        if (use := first_use(path.read_text(), word)) and not use.endswith(f"glossary.md#{word})")
+    ]
+    assert unlinked == []
 
 
 def test_commands_and_options_in_the_text_exist() -> None:
@@ -275,5 +294,8 @@ def test_links_and_code_words_are_read() -> None:
     text = "# One (two)\n[a](b.md#c) `[no](x)` [w](https://example.org) `--flag x`\n"
     page = f"{text}```sh\n[no](y) `z`\n```\n"
     assert links(page) == ["b.md#c"]
+    assert first_use("`a` and [the a](b.md#a), a", "a") == "[the a](b.md#a)"
+    assert first_use("An A, and [a](b.md)", "a") == "A"
+    assert first_use("`a`", "a") is None
     assert inline_code("`--flag x` and `y`\n```\n`z`\n```\n") == ["--flag x", "y"]
     assert anchors(page) == {"one-two"}

@@ -87,6 +87,29 @@ def test_the_picture_shows_the_rooms_in_their_order() -> None:
     assert {line[0] for line in lines if line[1] == "torch"} == TORCH_ROOMS
 
 
+def test_the_drawing_shows_every_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = generator("make_drawing", monkeypatch)
+    steps = [room for room, _ in drawing.WRITE]
+    read = [room for room, _ in drawing.READ]
+    assert sorted({*drawing.CALLERS, *steps, *read, *drawing.SHARED}) == sorted(ROOMS)
+    assert drawing.TORCH == TORCH_ROOMS
+    (svg,) = drawing.pages().values()
+    assert all(re.search(rf">(\d\. )?{room}</text>", svg) for room in ROOMS)
+
+
+def test_the_path_of_an_export_names_code_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = generator("make_drawing", monkeypatch)
+    page = (DOCS / "architecture.md").read_text()
+    path = page.partition("## The path of one export")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d\. \w+) \| (.*?) \|", path, re.MULTILINE)
+    expected = [f"{number}. {room}" for number, (room, _) in enumerate(drawing.WRITE, 1)]
+    assert [step for step, _ in rows] == expected
+    named = re.findall(r"`([\w/]+\.py)`: `(\w+)\(\)`", path)
+    assert len(named) > len(rows)
+    for file, function in named:
+        assert f"\ndef {function}(" in (SOURCE / file).read_text(), (file, function)
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()

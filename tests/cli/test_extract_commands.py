@@ -1,4 +1,4 @@
-"""The commands extract and verify, and the examples."""
+"""The commands extract and verify."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import onnx
@@ -21,7 +19,6 @@ from modelexport.cli.console import plain_table
 from modelexport.cli.main import main
 
 pytestmark = [pytest.mark.integration, pytest.mark.sanity]
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 FACTORY = """
 import torch
@@ -292,15 +289,3 @@ def test_no_output_overwrites_a_data_file(folder: Path) -> None:
     for command in (("analyze", "apart.onnx"), ("verify", "nets.py:large", "apart.onnx")):
         assert run(*command, "--output-file", "apart.onnx.data").exit_code == 2
     assert Path("apart.onnx.data").read_bytes() == before
-
-
-@pytest.mark.parametrize("example", ["ship_the_encoder.py", "which_layer_hurts.py"])
-def test_the_examples_run(example: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / example), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    if example == "which_layer_hurts.py":
-        worst = result.stdout.splitlines()[1]
-        assert worst.startswith("  encoder.layer.1.output.dense: off by")
-    else:
-        assert "off by" in result.stdout

@@ -237,6 +237,12 @@ def test_overlays_of_every_command(tmp_path: Path) -> None:
     assert sum(overlays["latency"]["values"].values()) == pytest.approx(profile["kernel_ms"])
     assert overlays["latency"]["aggregate"] == "sum"
     assert overlays["difference from PyTorch"]["aggregate"] == "max"
+    record = modelexport.profile(path, runs=1)
+    again = modelexport.view(path, overlays=[record, modelexport.analyze(path)])
+    names = [each["name"] for each in read_page(again.path)["overlays"]]
+    assert names == ["latency", "bytes", "nodes", "operations"]
+    with pytest.raises(FormatError, match="a View is not the result of a command that is known"):
+        modelexport.view(path, overlays=[again])
 
 
 @pytest.mark.parametrize(

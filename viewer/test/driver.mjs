@@ -19,7 +19,7 @@ let page;
 let problems;
 
 const commands = {
-  async open({ url, dark = false, motion = false, width = 1500, height = 950, ready = "#app" }) {
+  async open({ url, dark = false, motion = false, width = 1500, height = 950, ready = "#app[data-ready]" }) {
     await page?.context().close();
     const context = await browser.newContext({
       viewport: { width, height },
@@ -39,7 +39,7 @@ const commands = {
       if (request.url().split("#")[0] !== url.split("#")[0]) problems.push(`request: ${request.url()}`);
     });
     await page.goto(url);
-    await page.waitForSelector(`${ready}[data-ready]`, { timeout: 60000 });
+    await page.waitForSelector(ready, { timeout: 60000 });
     return Number(await page.getAttribute(ready, "data-ready"));
   },
   problems: async () => problems,

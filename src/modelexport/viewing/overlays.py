@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -48,35 +49,40 @@ class Overlay(msgspec.Struct, frozen=True):
         return totals
 
 
-def read_overlays(path: StrPath) -> list[Overlay]:
-    """Read the overlays in the JSON result of another command.
+def read_overlays(source: StrPath | msgspec.Struct) -> list[Overlay]:
+    """Read the overlays in the result of a command.
 
     Args:
-        path: The file.
+        source: The result that `profile`, `verify`, `measure_sensitivity` or `analyze` returned, or
+            a file with its JSON.
 
     Raises:
-        FileError: It cannot be read.
+        FileError: The file cannot be read.
         FormatError: It is not a result with numbers by module.
     """
-    source = as_path(path)
-    try:
-        result = msgspec.json.decode(source.read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise FileError(f"cannot read {source}: {error.strerror}") from error
-    except UNREADABLE as error:
-        raise FormatError(
-            f"{source} is not the result of a command: {error}", hint=_HINT
-        ) from error
+    if isinstance(source, msgspec.Struct):
+        name, result = f"a {type(source).__name__}", msgspec.to_builtins(source, enc_hook=str)
+    else:
+        name, result = str(source), _read_result(as_path(source))
     for field, read in _READERS.items():
         if field in result:
             try:
                 overlays = [each for each in read(result) if each.values]
             except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise FormatError(f"{source} is damaged: {error!r}", hint=_HINT) from error
+                raise FormatError(f"{name} is damaged: {error!r}", hint=_HINT) from error
             if overlays:
                 return overlays
-            raise FormatError(f"{source} has no numbers by module", hint=_HINT)
-    raise FormatError(f"{source} is not the result of a command that is known", hint=_HINT)
+            raise FormatError(f"{name} has no numbers by module", hint=_HINT)
+    raise FormatError(f"{name} is not the result of a command that is known", hint=_HINT)
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except UNREADABLE as error:
+        raise FormatError(f"{path} is not the result of a command: {error}", hint=_HINT) from error
 
 
 def _profile(result: dict[str, Any]) -> list[Overlay]:

@@ -9,6 +9,7 @@ import html
 import webbrowser
 from collections.abc import Callable, Sequence
 from importlib.resources import files
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def view(
     output_path: StrPath | None = None,
     *,
     other: StrPath | None = None,
-    overlays: Sequence[StrPath] = (),
+    overlays: Sequence[StrPath | msgspec.Struct] = (),
     open_browser: bool = False,
     on_step: Callable[[str], None] | None = None,
 ) -> View:
@@ -68,8 +69,8 @@ def view(
         path: The model file, with tags or without.
         output_path: The page; by default `<stem>.html` beside the model.
         other: A second model file, shown beside the first with what `compare` finds marked.
-        overlays: JSON results of `profile`, `verify`, `quantize --sensitivity` or `analyze`, whose
-            numbers colour the boxes.
+        overlays: Results of `profile`, `verify`, `measure_sensitivity` or `analyze`, or files with
+            their JSON. Their numbers colour the boxes.
         open_browser: Whether to open the page in the browser.
         on_step: Called with the name of each step as it begins.
 
@@ -123,7 +124,7 @@ def check_page(
     source: Path,
     output_path: StrPath | None,
     other: StrPath | None = None,
-    overlays: Sequence[StrPath] = (),
+    overlays: Sequence[StrPath | msgspec.Struct] = (),
 ) -> Path:
     """Return the path of the page, which must not be one of the files that are read.
 
@@ -131,7 +132,8 @@ def check_page(
         ArgumentError: It is one of them, or no place to write to.
     """
     target = check_output_path(output_path or page_path(source), ".html")
-    for read in (source, *overlays, *(() if other is None else (other,))):
+    results = [each for each in (*overlays, other) if isinstance(each, str | PathLike)]
+    for read in (source, *results):
         if as_path(read).resolve() == target.resolve():
             raise ArgumentError(f"{target} would be overwritten", hint="name another output")
     return target
