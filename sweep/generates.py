@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from modelexport.capture.inputs import ModelInputs
 from modelexport.errors import first_line
 from modelexport.generation.check import generate_with_pytorch
 from modelexport.generation.export import widen_inputs
-from modelexport.generation.parts import split_model
+from modelexport.generation.parts import ModelPart, split_model
 from modelexport.generation.records import GenerationFile, read_generation
 from modelexport.generation.run import make_prompt
 from modelexport.source.huggingface import use_exportable_experts
@@ -131,26 +132,44 @@ def _judge(outcome: Outcome, model: Any, inputs: dict[str, Any], folder: Path) -
         difference = error.message
     if not difference:
         return outcome
-    for part in parts:  # the bytes are those of transformers: if its values differ, it is wrong
+    # The bytes are those of transformers: if the values of a part differ, it is wrong.
+    wrong_part = _wrong_part(parts, report)
+    if not wrong_part:
+        longer = split_model(model, widen_inputs(_lengthen(inputs))).parts
+        wrong_part = _wrong_part(longer, report, " for a longer prompt")
+    return fail("torch-wrong" if wrong_part else "we-fail", wrong_part or difference)
+
+
+def _wrong_part(
+    parts: Iterable[ModelPart], report: modelexport.ExportReport, where: str = ""
+) -> str:
+    """Compare parts with PyTorch on what `generate` passes to them; describe a difference."""
+    for part in parts:
         path = report.parts[part.name].onnx_path
         try:
             given = ModelInputs((), part.inputs)
-            agrees = modelexport.verify(part.model, given, path, atol=1e-2, rtol=1e-1).agrees
+            result = modelexport.verify(part.model, given, path, atol=1e-2, rtol=1e-1)
         except modelexport.ModelExportError as error:
-            return fail("torch-wrong", f"{part.name}: {error.message}")
-        if not agrees:
-            return fail("torch-wrong", f"the values of {part.name} differ: {difference}")
-    return fail("we-fail", difference)
+            return f"{part.name}{where}: {error.message}"
+        if not result.agrees:
+            return f"{part.name} differs from PyTorch{where}, first in {result.first!r}"
+    return ""
+
+
+def _lengthen(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return inputs of one row with a longer prompt."""
+    first = {name: value[:1] for name, value in inputs.items()}
+    for name in ("input_ids", "attention_mask"):
+        if name in first:
+            first[name] = torch.cat([first[name], first[name][:, :3]], 1)
+    return first
 
 
 def _compare_tokens(path: Path, record: GenerationFile, model: Any, inputs: dict[str, Any]) -> str:
     """Generate from a longer prompt than that of the export; describe a difference."""
-    given = {name: value[:1].numpy() for name, value in inputs.items()}
-    tokens = given.get("input_ids")
-    ids = None
-    if tokens is not None:
-        ids = [*tokens[0].tolist(), *tokens[0].tolist()[:3]]
-    arrays = None if ids else given
+    arrays = {name: value.numpy() for name, value in _lengthen(inputs).items()}
+    tokens = arrays.pop("input_ids", None)
+    ids = None if tokens is None else tokens[0].tolist()
     result = modelexport.generate(path, input_ids=ids, inputs=arrays, max_new_tokens=_TOKENS)
     # With a mask of ones, as ours: PyTorch would mask a token of the prompt that means padding.
     prompt = make_prompt(record, None, None, ids, arrays)
