@@ -71,6 +71,7 @@ PUBLIC = {
     "KeptModule",
     "MapInEffect",
     "Method",
+    "MissingPackageError",
     "ModelExportError",
     "ModelKeywords",
     "ModelRecord",

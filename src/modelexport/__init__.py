@@ -18,6 +18,7 @@ from modelexport.errors import (
     FileError,
     FormatError,
     GraphmlWarning,
+    MissingPackageError,
     ModelExportError,
     ModelRunError,
     NotDescendedError,
@@ -120,7 +121,7 @@ if TYPE_CHECKING:
     from modelexport.viewing.functions import FunctionsReport, from_functions, to_functions
     from modelexport.viewing.page import View, view
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "analysis.analyze": "Analysis DataFile FileFacts ModuleFacts NodeFacts Totals analyze",
@@ -228,6 +229,7 @@ __all__ = [
     "LayerAnnotations",
     "MapInEffect",
     "Method",
+    "MissingPackageError",
     "ModelExportError",
     "ModelKeywords",
     "ModelRecord",
@@ -312,13 +314,23 @@ _SOURCES = {
     for home, names in _HOMES.items()
     for public, _, name in (entry.partition("=") for entry in names.split())
 }
+_NEED_TORCH = {"modelexport.pipeline", "modelexport.verification.verify"}
+"""The homes that import torch, which the extra `export` installs."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home on first use."""
+    """Import a public name from its home on first use.
+
+    Raises:
+        MissingPackageError: It needs torch, which is not installed.
+    """
     if name not in _SOURCES:
         raise AttributeError(f"module 'modelexport' has no attribute {name!r}")
     home, attribute = _SOURCES[name]
+    if home in _NEED_TORCH:
+        from modelexport.packages import import_package
+
+        import_package("torch")
     return getattr(importlib.import_module(home), attribute)
 
 

@@ -18,6 +18,7 @@ import onnx
 from torch import nn
 from torch.export import ExportedProgram
 
+from modelexport import __version__
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.module_records import build_map
 from modelexport.attribution.strategies import ExportStrategy, attribute
@@ -56,6 +57,7 @@ from modelexport.options import (
     StrPath,
     resolve_names,
 )
+from modelexport.packages import require_package
 from modelexport.report import ExportReport, Steps, markdown_page, report_path, warn_of_failures
 from modelexport.request import ExportRequest, check_options, check_request
 from modelexport.tagged.example_inputs import record_example
@@ -139,6 +141,7 @@ def export_with(
 
     The options that say how to load a model have no effect.
     """
+    require_package("onnxscript")  # or dynamo fails, and auto falls back
     request = check_request(model, example_inputs, output_path, options, call, verbose)
     target, steps = request.target, Steps(call.on_step)
     temp_dir = None if options.temp_dir is None else Path(options.temp_dir)
@@ -279,8 +282,8 @@ def _record_inputs(
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    names = ("modelexport", "torch", "onnx", "onnxscript")
-    return {name: importlib.metadata.version(name) for name in names}
+    names = ("torch", "onnx", "onnxscript")
+    return {"modelexport": __version__} | {name: importlib.metadata.version(name) for name in names}
 
 
 def _make_report(
