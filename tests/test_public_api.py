@@ -77,6 +77,7 @@ PUBLIC = {
     "ModelRecord",
     "ModelRunError",
     "NotDescendedError",
+    "Module",
     "ModuleChange",
     "ModuleDifference",
     "ModuleFacts",
@@ -213,12 +214,22 @@ def _mentioned(hint: Any) -> Iterator[type]:
 
 
 def _received(thing: Any) -> Iterator[type]:
-    """The classes of ours in what a function returns, or in the fields of a record."""
-    hints = get_type_hints(thing)
-    if not isinstance(thing, type):
-        hints = {"return": hints.get("return")}
-    for hint in hints.values():
+    """The classes of ours in what a function returns, or in the fields and methods of a class."""
+    hints = list(get_type_hints(thing).values()) if isinstance(thing, type) else []
+    hints += [get_type_hints(function).get("return") for function in _functions(thing)]
+    for hint in hints:
         yield from (one for one in _mentioned(hint) if one.__module__.startswith("modelexport"))
+
+
+def _functions(thing: Any) -> Iterator[Any]:
+    """A function itself, or the public methods and properties of a class."""
+    if not isinstance(thing, type):
+        yield thing
+        return
+    for name, member in vars(thing).items():
+        function = getattr(member, "fget", None) or getattr(member, "func", None) or member
+        if inspect.isfunction(function) and (name == "__getitem__" or not name.startswith("_")):
+            yield function
 
 
 def test_everything_a_caller_can_receive_is_public() -> None:

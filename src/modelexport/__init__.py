@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from modelexport.graphml.write import GraphmlFiles, export_graphml
     from modelexport.keywords import ExporterKeywords, ModelKeywords, SourceKeywords
     from modelexport.modules.record import Attribution, Method, ModuleRecord, NodeTag
-    from modelexport.modules.tree import ModuleTree
+    from modelexport.modules.tree import Module, ModuleTree
     from modelexport.options import CallOptions, ExportOptions, SourceOptions
     from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
@@ -147,7 +147,7 @@ _HOMES = {
     "graphml.write": "GraphmlFiles export_graphml",
     "keywords": "ExporterKeywords ModelKeywords SourceKeywords",
     "modules.record": "Attribution Method ModuleRecord NodeTag",
-    "modules.tree": "ModuleTree",
+    "modules.tree": "Module ModuleTree",
     "options": "CallOptions ExportOptions SourceOptions",
     "pipeline": (
         "HierarchyExporter UnifiedExporter=HierarchyExporter export_model recommend_strategy"
@@ -234,6 +234,7 @@ __all__ = [
     "ModelKeywords",
     "ModelRecord",
     "ModelRunError",
+    "Module",
     "ModuleChange",
     "ModuleDifference",
     "ModuleFacts",
@@ -318,20 +319,22 @@ _NEED_TORCH = {"modelexport.pipeline", "modelexport.verification.verify"}
 """The homes that import torch, which the extra `export` installs."""
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name from its home on first use.
+if not TYPE_CHECKING:  # so that type checkers report names that do not exist
 
-    Raises:
-        MissingPackageError: It needs torch, which is not installed.
-    """
-    if name not in _SOURCES:
-        raise AttributeError(f"module 'modelexport' has no attribute {name!r}")
-    home, attribute = _SOURCES[name]
-    if home in _NEED_TORCH:
-        from modelexport.packages import import_package
+    def __getattr__(name: str) -> Any:
+        """Import a public name from its home on first use.
 
-        import_package("torch")
-    return getattr(importlib.import_module(home), attribute)
+        Raises:
+            MissingPackageError: It needs torch, which is not installed.
+        """
+        if name not in _SOURCES:
+            raise AttributeError(f"module 'modelexport' has no attribute {name!r}")
+        home, attribute = _SOURCES[name]
+        if home in _NEED_TORCH:
+            from modelexport.packages import import_package
+
+            import_package("torch")
+        return getattr(importlib.import_module(home), attribute)
 
 
 def __dir__() -> list[str]:

@@ -41,7 +41,7 @@ class ModelExportError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.details = tuple(details)
+        self.details: tuple[str, ...] = tuple(details)
 
     @property
     def headline(self) -> str:

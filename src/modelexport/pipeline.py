@@ -322,7 +322,7 @@ class HierarchyExporter:
     ) -> None:
         named = resolve_names(options, MODEL_KEYWORDS)
         self.strategy = strategy
-        self.options = {**named, "optimize": optimize, "verbose": verbose}
+        self.options: dict[str, Any] = {**named, "optimize": optimize, "verbose": verbose}
         check_flag("verbose", verbose)
         check_options(_split_options({**named, "strategy": strategy, "optimize": optimize})[0])
 

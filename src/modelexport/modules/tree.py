@@ -53,8 +53,8 @@ class ModuleTree:
     def __init__(
         self, modules: Mapping[str, Module], tensor_shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        self.modules = dict(modules)
-        self.tensor_shapes = dict(tensor_shapes)
+        self.modules: dict[str, Module] = dict(modules)
+        self.tensor_shapes: dict[str, tuple[int, ...]] = dict(tensor_shapes)
         self._ancestry = Ancestry(self.modules)
         self._alias = {
             alias: path for path, module in self.modules.items() for alias in module.aliases
@@ -237,7 +237,7 @@ class Ancestry:
     """
 
     def __init__(self, modules: Mapping[str, ModuleRecord] | Mapping[str, Module]) -> None:
-        self.parents = {
+        self.parents: dict[str, str] = {
             join_path(path, child): path
             for path, record in modules.items()
             for child in record.children
