@@ -1,15 +1,21 @@
-"""The wheel and the source distribution hold the package, all of it, and nothing else."""
+"""The wheel and the source distribution are complete, and so are the types of what is installed."""
 
 from __future__ import annotations
 
+import ast
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import venv
 from email.message import Message
 from email.parser import HeaderParser
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -22,6 +28,7 @@ UNTRACKED = (
     ".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "dist",
     "node_modules", "demo-output",
 )  # fmt: skip
+PROGRAM = ROOT / "tests" / "typed_program.py"
 INFO = f"modelexport-{modelexport.__version__}.dist-info"
 
 pytestmark = pytest.mark.integration
@@ -101,3 +108,68 @@ def test_one_version_everywhere() -> None:
     assert latest is not None
     assert latest[1] == modelexport.__version__
     assert f"\nversion: {latest[1]}\ndate-released: {latest[2]}\n" in citation
+
+
+@pytest.fixture
+def installed(built: Path) -> Path:
+    """Return an environment with the wheel, and with the other packages of this one."""
+
+    def install(folder: Path) -> None:
+        venv.create(folder / "env", symlinks=True)
+        (site,) = (folder / "env").glob("lib/python*/site-packages")
+        open_wheel(built).extractall(site)
+        (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+
+    return shared_folder("installed", install) / "env"
+
+
+def run_checker(installed: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a type checker in a folder, for the environment alone."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env["PATH"] = os.pathsep.join([str(installed / "bin"), env["PATH"]])
+    line = [sys.executable, "-m", *command]
+    return subprocess.run(line, capture_output=True, text=True, cwd=folder, env=env)
+
+
+def test_the_typed_program_uses_every_public_name() -> None:
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(PROGRAM.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.value.id == "m"
+    }
+    assert used == {*modelexport.__all__}
+
+
+def test_mypy_accepts_a_strict_program(installed: Path, tmp_path: Path) -> None:
+    shutil.copy(PROGRAM, tmp_path / "program.py")
+    options = ["--strict", "--python-executable", str(installed / "bin" / "python")]
+    options += ["--cache-dir", str(ROOT / ".mypy_cache" / "program")]  # torch takes half a minute
+    result = run_checker(installed, tmp_path, "mypy", *options, "program.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def run_pyright(installed: Path, folder: Path, *options: str) -> Any:
+    pytest.importorskip("pyright", reason="pyright is not installed")
+    if shutil.which("node") is None:
+        pytest.skip("pyright needs Node.js")
+    return json.loads(run_checker(installed, folder, "pyright", "--outputjson", *options).stdout)
+
+
+def test_pyright_accepts_a_strict_program(installed: Path, tmp_path: Path) -> None:
+    shutil.copy(PROGRAM, tmp_path / "program.py")
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    result = run_pyright(installed, tmp_path)
+    assert result["summary"]["filesAnalyzed"] == 1
+    assert [problem["message"] for problem in result["generalDiagnostics"]] == []
+
+
+def test_every_type_is_known(installed: Path, tmp_path: Path) -> None:
+    """Types that are missing, or that checkers may infer differently, are Any to some callers."""
+    result = run_pyright(installed, tmp_path, "--verifytypes", "modelexport", "--ignoreexternal")
+    completeness = result["typeCompleteness"]
+    assert completeness["pyTypedPath"].startswith(str(installed))
+    unknown = [symbol["name"] for symbol in completeness["symbols"] if not symbol["isTypeKnown"]]
+    # Derived from classes of Model Explorer, which is neither a dependency nor typed.
+    extension = "modelexport.model_explorer."
+    assert [name for name in unknown if not name.startswith(extension)] == []
