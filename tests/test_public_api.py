@@ -77,7 +77,7 @@ PUBLIC = {
     "ModelRecord",
     "ModelRunError",
     "NotDescendedError",
-    "Module",
+    "ModuleInfo",
     "ModuleChange",
     "ModuleDifference",
     "ModuleFacts",

@@ -172,7 +172,7 @@ def run() -> None:
 
 def find(facts: m.Facts, settled: Mapping[int, m.Site]) -> Mapping[int, m.Site]:
     tree: m.ModuleTree = facts.tree
-    module: m.Module = tree["encoder"]
+    module: m.ModuleInfo = tree["encoder"]
     trace: m.Trace = facts.trace
     log: m.CallLog = trace.log
     calls: tuple[m.Call, ...] = log.calls

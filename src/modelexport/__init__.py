@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from modelexport.graphml.write import GraphmlFiles, export_graphml
     from modelexport.keywords import ExporterKeywords, ModelKeywords, SourceKeywords
     from modelexport.modules.record import Attribution, Method, ModuleRecord, NodeTag
-    from modelexport.modules.tree import Module, ModuleTree
+    from modelexport.modules.tree import ModuleInfo, ModuleTree
     from modelexport.options import CallOptions, ExportOptions, SourceOptions
     from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
@@ -147,7 +147,7 @@ _HOMES = {
     "graphml.write": "GraphmlFiles export_graphml",
     "keywords": "ExporterKeywords ModelKeywords SourceKeywords",
     "modules.record": "Attribution Method ModuleRecord NodeTag",
-    "modules.tree": "Module ModuleTree",
+    "modules.tree": "ModuleInfo ModuleTree",
     "options": "CallOptions ExportOptions SourceOptions",
     "pipeline": (
         "HierarchyExporter UnifiedExporter=HierarchyExporter export_model recommend_strategy"
@@ -234,10 +234,10 @@ __all__ = [
     "ModelKeywords",
     "ModelRecord",
     "ModelRunError",
-    "Module",
     "ModuleChange",
     "ModuleDifference",
     "ModuleFacts",
+    "ModuleInfo",
     "ModuleParity",
     "ModuleRecord",
     "ModuleSensitivity",
