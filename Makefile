@@ -7,10 +7,11 @@ NODE_READY := viewer/node_modules/.ready
 DEMO_DIR ?= demo-output
 TORCH ?= 2.15.0
 COMPAT := build/compat-$(TORCH)
+INSTALLED := build/installed
 COMPAT_TESTS ?= -n 2 -q tests/test_value.py tests/test_architectures.py tests/capture
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo quick test tools generation lint viewer docs docs-site pictures sweep fuzz bench compat clean
+.PHONY: demo quick test tools generation lint viewer docs docs-site pictures sweep fuzz bench compat dist dist-test clean
 
 demo: $(READY)
 	$(BIN)/modelexport demo $(DEMO_DIR)
@@ -90,8 +91,29 @@ $(COMPAT)/.ready: pyproject.toml constraints.txt
 		--constraint $(COMPAT)/constraints.txt --editable '.[hf,runtime,dev]'
 	touch $@
 
+# The source distribution, and the wheel, which is built from it.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
+# Installs the wheel as users do: the base package reads a file, and with extras the demo runs.
+dist-test: dist
+	rm -rf $(INSTALLED)
+	$(PYTHON) -m venv $(INSTALLED)
+	$(BIN)/modelexport demo $(INSTALLED)/source > /dev/null
+	$(INSTALLED)/bin/pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt dist/*.whl
+	! $(INSTALLED)/bin/python -c 'import torch' 2> /dev/null
+	$(INSTALLED)/bin/modelexport --version
+	$(INSTALLED)/bin/modelexport analyze $(INSTALLED)/source/bert-tiny.onnx
+	$(INSTALLED)/bin/modelexport view $(INSTALLED)/source/bert-tiny.onnx $(INSTALLED)/page.html
+	cmp $(INSTALLED)/source/bert-tiny.html $(INSTALLED)/page.html
+	$(INSTALLED)/bin/pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt "$$(echo dist/*.whl)[hf,runtime]"
+	$(INSTALLED)/bin/modelexport demo $(INSTALLED)/demo
+
 clean:
-	rm -rf $(VENV) viewer/node_modules $(DEMO_DIR) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) viewer/node_modules $(DEMO_DIR) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV), once: a few minutes and about 2 GB"

@@ -37,7 +37,7 @@ READ = (
 CALLERS = ("cli", "batch", "source_export", "pipeline", "report")
 SHARED = (
     *("errors", "options", "option_values", "keywords", "exporters"),
-    *("modules", "graph", "onnx_file"),
+    *("modules", "graph", "onnx_file", "packages"),
 )
 TORCH = {"source", "capture", "staged_export", "pipeline", "generation", "verification"}
 """The rooms with files that import torch."""

@@ -17,12 +17,14 @@ import modelexport
 import quick
 from modelexport.cli.main import COMMANDS
 from modelexport.exporters import EXPORTERS
+from modelexport.packages import EXTRAS
 from zoo import ZOO
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(modelexport.__file__).parent
 ROOMS = [
     "errors",
+    "packages",
     "exporters",
     "options",
     "option_values",
@@ -54,7 +56,7 @@ ROOMS = [
 ]
 """Each room may import from itself and from those before it."""
 TORCH_ROOMS = {"capture", "source", "staged_export", "pipeline", "generation", "verification"}
-HEAVY = ("torch", "transformers", "onnxruntime")
+HEAVY = ("torch", "onnxscript", "onnx_ir", "transformers", "onnxruntime", "ray")
 COMMAND = "from modelexport.cli.main import main; main"
 
 pytestmark = pytest.mark.must
@@ -155,11 +157,12 @@ def test_light_code_stays_light(code: str) -> None:
 def declared(*extras: str) -> set[str]:
     """Return the distributions that pyproject.toml requires, with those of some extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
-        *project["dependencies"],
-        *(line for extra in extras for line in project["optional-dependencies"][extra]),
-    ]
-    return {re.split(r"[^\w.-]", line)[0].lower() for line in wanted}
+    optional = project["optional-dependencies"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
+    names = {re.split(r"[^\w.-]", line)[0].lower() for line in lines}
+    own = (re.match(r"modelexport\[(.*)\]", line) for line in lines)
+    implied = [extra for match in own if match for extra in match[1].split(",")]
+    return names | declared(*implied) if implied else names
 
 
 def imported_distributions(folder: Path) -> dict[str, set[str]]:
@@ -182,6 +185,27 @@ def imported_distributions(folder: Path) -> dict[str, set[str]]:
         for name in names - sys.stdlib_module_names - {"modelexport"}
         if name in known
     }
+
+
+def test_reading_needs_the_base_package_only() -> None:
+    """What a file outside the rooms with torch imports is installed without any extra."""
+    known, base = packages_distributions(), declared()
+    offences = [
+        f"{file} imports {name}"
+        for room, file, name in source_imports()
+        if room not in TORCH_ROOMS
+        for package in [name.partition(".")[0]]
+        if package not in sys.stdlib_module_names | {"modelexport", "__future__"}
+        if not base & {distribution.lower() for distribution in known[package]}
+    ]
+    assert offences == []
+
+
+def test_every_optional_package_is_in_its_extra() -> None:
+    known = packages_distributions()
+    for package, extra in EXTRAS.items():
+        names = {distribution.lower() for distribution in known[package]}
+        assert names & (declared(extra) - declared()), package
 
 
 @pytest.mark.regression

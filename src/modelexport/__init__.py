@@ -18,6 +18,7 @@ from modelexport.errors import (
     FileError,
     FormatError,
     GraphmlWarning,
+    MissingPackageError,
     ModelExportError,
     ModelRunError,
     NotDescendedError,
@@ -81,7 +82,7 @@ if TYPE_CHECKING:
     from modelexport.graphml.write import GraphmlFiles, export_graphml
     from modelexport.keywords import ExporterKeywords, ModelKeywords, SourceKeywords
     from modelexport.modules.record import Attribution, Method, ModuleRecord, NodeTag
-    from modelexport.modules.tree import ModuleTree
+    from modelexport.modules.tree import ModuleInfo, ModuleTree
     from modelexport.options import CallOptions, ExportOptions, SourceOptions
     from modelexport.pipeline import HierarchyExporter, export_model, recommend_strategy
     from modelexport.pipeline import HierarchyExporter as UnifiedExporter
@@ -129,7 +130,7 @@ if TYPE_CHECKING:
     from modelexport.viewing.functions import FunctionsReport, from_functions, to_functions
     from modelexport.viewing.page import View, view
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "analysis.analyze": "Analysis DataFile FileFacts ModuleFacts NodeFacts Totals analyze",
@@ -158,7 +159,7 @@ _HOMES = {
     "graphml.write": "GraphmlFiles export_graphml",
     "keywords": "ExporterKeywords ModelKeywords SourceKeywords",
     "modules.record": "Attribution Method ModuleRecord NodeTag",
-    "modules.tree": "ModuleTree",
+    "modules.tree": "ModuleInfo ModuleTree",
     "options": "CallOptions ExportOptions SourceOptions",
     "pipeline": (
         "HierarchyExporter UnifiedExporter=HierarchyExporter export_model recommend_strategy"
@@ -245,6 +246,7 @@ __all__ = [
     "LayerAnnotations",
     "MapInEffect",
     "Method",
+    "MissingPackageError",
     "ModelExportError",
     "ModelKeywords",
     "ModelRecord",
@@ -252,6 +254,7 @@ __all__ = [
     "ModuleChange",
     "ModuleDifference",
     "ModuleFacts",
+    "ModuleInfo",
     "ModuleParity",
     "ModuleRecord",
     "ModuleSensitivity",
@@ -332,14 +335,30 @@ _SOURCES = {
     for home, names in _HOMES.items()
     for public, _, name in (entry.partition("=") for entry in names.split())
 }
+_NEED_TORCH = {
+    "modelexport.pipeline",
+    "modelexport.generation.export",
+    "modelexport.verification.verify",
+}
+"""The homes that import torch, which the extra `export` installs."""
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name from its home on first use."""
-    if name not in _SOURCES:
-        raise AttributeError(f"module 'modelexport' has no attribute {name!r}")
-    home, attribute = _SOURCES[name]
-    return getattr(importlib.import_module(home), attribute)
+if not TYPE_CHECKING:  # so that type checkers report names that do not exist
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name from its home on first use.
+
+        Raises:
+            MissingPackageError: It needs torch, which is not installed.
+        """
+        if name not in _SOURCES:
+            raise AttributeError(f"module 'modelexport' has no attribute {name!r}")
+        home, attribute = _SOURCES[name]
+        if home in _NEED_TORCH:
+            from modelexport.packages import import_package
+
+            import_package("torch")
+        return getattr(importlib.import_module(home), attribute)
 
 
 def __dir__() -> list[str]:

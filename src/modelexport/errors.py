@@ -6,6 +6,7 @@ Exception
     │   └── UnknownOptionError    also a TypeError: there is no option of this name
     ├── ArgumentTypeError         also a TypeError: an argument has the wrong type
     ├── SourceError               also a ValueError: the model or its inputs cannot be loaded
+    │   └── MissingPackageError   also an ImportError: a package of an extra is not installed
     ├── FileError                 also an OSError: a file cannot be read or written
     ├── FormatError               also a ValueError: a file does not have the expected content
     │   └── NotDescendedError     a file was not made from the one it is said to be made from
@@ -40,7 +41,7 @@ class ModelExportError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.details = tuple(details)
+        self.details: tuple[str, ...] = tuple(details)
 
     @property
     def headline(self) -> str:
@@ -65,6 +66,10 @@ class ArgumentTypeError(ModelExportError, TypeError):
 
 class SourceError(ModelExportError, ValueError):
     """The model or its example inputs cannot be loaded."""
+
+
+class MissingPackageError(SourceError, ImportError):
+    """A package is not installed; the hint names the extra that installs it."""
 
 
 class FileError(ModelExportError, OSError):

@@ -30,6 +30,7 @@ from modelexport.options import (
     StrPath,
     resolve_names,
 )
+from modelexport.packages import require_package
 from modelexport.report import ExportReport, Steps, warn_of_failures
 from modelexport.request import check_options, check_request
 from modelexport.staged_export import finish_export, stage_export
@@ -103,6 +104,7 @@ def export_with(
 
     The options that say how to load a model have no effect.
     """
+    require_package("onnxscript")  # or dynamo fails, and auto falls back
     request = check_request(model, example_inputs, output_path, options, call, verbose)
     steps = Steps(call.on_step)
     temp_dir = None if options.temp_dir is None else Path(options.temp_dir)
@@ -124,7 +126,7 @@ class HierarchyExporter:
     ) -> None:
         named = resolve_names(options, MODEL_KEYWORDS)
         self.strategy = strategy
-        self.options = {**named, "optimize": optimize, "verbose": verbose}
+        self.options: dict[str, Any] = {**named, "optimize": optimize, "verbose": verbose}
         check_flag("verbose", verbose)
         check_options(split_options({**named, "strategy": strategy, "optimize": optimize})[0])
 

@@ -22,6 +22,7 @@ from modelexport.options import (
     recorded_options,
     resolve_names,
 )
+from modelexport.packages import import_package
 from modelexport.report import ExportReport, warn_of_failures
 from modelexport.request import check_options, check_outputs, graph_files
 
@@ -61,6 +62,7 @@ def export_source(
         UnknownOptionError: There is no option of this name.
         ArgumentTypeError: An option has the wrong type.
         SourceError: The model or its inputs cannot be loaded.
+        MissingPackageError: torch, or a package that loads the model, is not installed.
         ExportError: torch cannot export the model.
         ModelExportError: Any other error, such as a path that cannot be written.
     """
@@ -94,6 +96,7 @@ def run_export(
     check_outputs(output, options)
     step = on_step or (lambda _: None)
     step("load torch and the model")
+    import_package("torch")
     # Only here, so that mistakes in the options are reported before seconds of imports.
     from modelexport.pipeline import export_with
     from modelexport.source import dynamic_axes

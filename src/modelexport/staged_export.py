@@ -17,6 +17,7 @@ import onnx
 from torch import nn
 from torch.export import ExportedProgram
 
+from modelexport import __version__
 from modelexport.attribution.evidence import Facts
 from modelexport.attribution.module_records import build_map
 from modelexport.attribution.strategies import Strategy, attribute
@@ -251,8 +252,8 @@ def _record_inputs(
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    names = ("modelexport", "torch", "onnx", "onnxscript")
-    return {name: importlib.metadata.version(name) for name in names}
+    names = ("torch", "onnx", "onnxscript")
+    return {"modelexport": __version__} | {name: importlib.metadata.version(name) for name in names}
 
 
 def _write_files(

@@ -17,7 +17,7 @@ from modelexport.attribution.evidence import Evidence, Facts, by_parameter
 from modelexport.capture.trace import Site, Trace
 from modelexport.errors import ArgumentError, ExportError
 from modelexport.graph.flat import flatten
-from modelexport.modules.tree import Module, ModuleTree
+from modelexport.modules.tree import ModuleInfo, ModuleTree
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
@@ -265,7 +265,7 @@ def test_the_nearer_module_has_the_deeper_common_ancestor_not_the_longer_name() 
     }
     tree = ModuleTree(
         {
-            path: Module(
+            path: ModuleInfo(
                 path,
                 "m.M",
                 (*names[path], *(("fc", "norm") if path in LEAVES_IN else ())),
@@ -275,9 +275,9 @@ def test_the_nearer_module_has_the_deeper_common_ancestor_not_the_longer_name() 
             )
             for path in paths
         }
-        | {f"{path}.fc": Module(f"{path}.fc", "m.M", (), (), (), ()) for path in LEAVES_IN}
+        | {f"{path}.fc": ModuleInfo(f"{path}.fc", "m.M", (), (), (), ()) for path in LEAVES_IN}
         | {
-            f"{path}.norm": Module(f"{path}.norm", "m.M", (), ("weight",), (), ())
+            f"{path}.norm": ModuleInfo(f"{path}.norm", "m.M", (), ("weight",), (), ())
             for path in LEAVES_IN
         },
         {f"{path}.norm.weight": (4,) for path in LEAVES_IN},

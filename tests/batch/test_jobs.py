@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,13 @@ from modelexport.batch.jobs import as_bytes, given_jobs, read_jobs
 from modelexport.batch.results import JobResult, ResultsFile, job_digest
 from modelexport.batch.run import choose_workers, make_executor
 from modelexport.cli.main import main
-from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError, SourceError
+from modelexport.errors import (
+    ArgumentError,
+    FileError,
+    FormatError,
+    MissingPackageError,
+    ModelExportError,
+)
 
 pytestmark = pytest.mark.sanity
 
@@ -220,8 +226,8 @@ def test_sizes(told: int | str, size: int) -> None:
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SourceError, match=r"pip install 'modelexport\[ray\]'"):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'modelexport\[ray\]'"):
         make_executor("ray", tmp_path, 1, None)
 
 

@@ -15,7 +15,7 @@ import modelexport
 from modelexport.capture.module_tree import read_module_tree
 from modelexport.errors import ArgumentError
 from modelexport.modules.tags import assign_tags, make_policy, nearest_tags
-from modelexport.modules.tree import MOST_ALIASES, Module, ModuleTree
+from modelexport.modules.tree import MOST_ALIASES, ModuleInfo, ModuleTree
 from zoo import ZOO, Block, OddKeys
 
 pytestmark = pytest.mark.must
@@ -28,7 +28,7 @@ def tags_of(model: nn.Module, **policy: object) -> dict[str, str | None]:
 def tree_of(classes: dict[str, str]) -> ModuleTree:
     """A tree from path: class, for shapes that would be tedious as modules."""
     modules = {
-        path: Module(
+        path: ModuleInfo(
             path,
             cls,
             tuple(

@@ -60,14 +60,14 @@ class RecordedMap:
         self.model = model
         self.findings: list[Finding] = []
         self.changed_metadata: EmbeddedMap | None = None
-        self.embedded = self._read_embedded()
-        self.tags_intact = (
+        self.embedded: EmbeddedMap | None = self._read_embedded()
+        self.tags_intact: bool = (
             self.embedded is not None
             and self.embedded.tags_digest == self.compute_tags_digest(model.tags)
         )
-        self.is_as_exported = self._is_as_exported()
-        self.sidecar = None if self.is_as_exported else self._read_sidecar()
-        self.sidecar_intact = self.is_as_exported or (
+        self.is_as_exported: bool = self._is_as_exported()
+        self.sidecar: Sidecar | None = None if self.is_as_exported else self._read_sidecar()
+        self.sidecar_intact: bool = self.is_as_exported or (
             self.embedded is not None
             and self.sidecar is not None
             and self.embedded.sidecar_digest == text_digest(encode_sidecar(self.sidecar))
@@ -76,14 +76,16 @@ class RecordedMap:
             self.embedded or self.sidecar or self.changed_metadata
         )
         self.modules: dict[str, ModuleRecord] = {} if self.records is None else self.records.modules
-        self.sidecar_tags = (
+        self.sidecar_tags: list[NodeTag | None] | None = (
             None if self.sidecar is None else recorded_tags(model.graph, self.sidecar, model.tags)
         )
         self.tags: Sequence[NodeTag | None] = (
             model.tags if self.sidecar_tags is None or self.tags_intact else self.sidecar_tags
         )
-        self.primary = [None if tag is None else tag.hierarchy_path for tag in self.tags]
-        self.consumers = consumer_tags(model.graph, self.primary)
+        self.primary: list[str | None] = [
+            None if tag is None else tag.hierarchy_path for tag in self.tags
+        ]
+        self.consumers: dict[str, tuple[str, ...]] = consumer_tags(model.graph, self.primary)
 
     @property
     def sidecar_name(self) -> str:

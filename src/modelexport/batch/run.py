@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import socket
@@ -18,8 +17,9 @@ import msgspec
 from modelexport.batch.jobs import Batch, BatchJob, given_jobs, read_jobs
 from modelexport.batch.results import CRASHED, SKIPPED, JobResult, ResultsFile, is_unchanged
 from modelexport.batch.supervisor import StoppedError, run_job
-from modelexport.errors import ArgumentError, FileError, SourceError, first_line
+from modelexport.errors import ArgumentError, FileError, first_line
 from modelexport.onnx_file.model_file import StrPath
+from modelexport.packages import import_package, require_package
 
 EXECUTORS = ("process", "ray")
 _MOST_WORKERS = 8
@@ -154,6 +154,7 @@ class ProcessExecutor:
     """Runs a number of jobs at a time on this machine."""
 
     def __init__(self, folder: Path, workers: int) -> None:
+        require_package("torch")  # one error, not one for each job
         self._folder = folder
         self._workers = workers
         self._stopped = threading.Event()
@@ -195,12 +196,8 @@ class RayExecutor:
     """
 
     def __init__(self, folder: Path, workers: int, address: str | None) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise SourceError(
-                "the package ray is not installed", hint="pip install 'modelexport[ray]'"
-            )
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        self._ray: Any = importlib.import_module("ray")
+        self._ray = import_package("ray")
         self._folder = folder
         self._workers = workers
         self._tasks: dict[Any, BatchJob] = {}

@@ -25,16 +25,16 @@ from modelexport.capture.trace import Call, CallLog
 from modelexport.errors import ArgumentError
 from modelexport.modules.tree import ModuleTree
 
-Leaf = torch.Tensor | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+_Leaf = torch.Tensor | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 
 
-def flatten_leaves(value: object, with_trees: bool = True) -> Iterator[Leaf]:
+def flatten_leaves(value: object, with_trees: bool = True) -> Iterator[_Leaf]:
     """Yield the tensors and numbers in a value, however nested.
 
     Numbers count because a tracer turns sizes into tensors. `with_trees` includes those in objects
     that torch can flatten, such as caches.
     """
-    if isinstance(value, Leaf):
+    if isinstance(value, _Leaf):
         yield value
         return
     items: Iterable[object] = ()
@@ -148,7 +148,7 @@ class Recorder:
         # After it has traced the model, torch runs it again outside a trace to compare results.
         return self._session is not None and self._reader.session() is None
 
-    def _name(self, leaf: Leaf) -> str:
+    def _name(self, leaf: _Leaf) -> str:
         return (self._reader.name_of(leaf) or "") if isinstance(leaf, torch.Tensor) else ""
 
     def log(self) -> CallLog:
@@ -263,7 +263,7 @@ class OutputFilter:
         self.names: list[str] = []
         self.dropped: list[str] = []
         """The name and the type of each dropped output."""
-        self.has_trees = False
+        self.has_trees: bool = False
         """Whether outputs are in objects."""
         self._taken = set(taken)
         self._may_be_numbers = may_be_numbers

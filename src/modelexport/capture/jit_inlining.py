@@ -35,7 +35,7 @@ class InlinedGraph:
         """By traced value, the value of the copy."""
         self.origins: dict[int, TracedOperation] = {}
         """By value of the copy, the traced operation that computed it."""
-        self.repeated = _find_repeated(graph)
+        self.repeated: dict[int, int] = _find_repeated(graph)
         """By value of the copy, the first value that the same operation computed on equal inputs.
 
         Only values that are not the first are here.

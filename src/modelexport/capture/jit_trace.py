@@ -44,7 +44,7 @@ class JitTraceReader:
     """
 
     def __init__(self, look_up_values: bool = True) -> None:
-        self.disturbed = False
+        self.disturbed: bool = False
         """Whether a look-up added a node to the trace."""
         self.traced: dict[OperationKey, list[TracedOperation]] = {}
         self.rewritten: dict[int, list[int]] = {}

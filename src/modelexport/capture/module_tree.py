@@ -19,7 +19,7 @@ from torch.jit._trace import TopLevelTracedModule
 from modelexport.modules.tree import (
     Aliases,
     Link,
-    Module,
+    ModuleInfo,
     ModuleTree,
     find_aliases,
     join_path,
@@ -88,9 +88,9 @@ def _present(entries: Mapping[str, _T | None]) -> dict[str, _T]:
     return {name: entry for name, entry in entries.items() if entry is not None}
 
 
-def _describe(path: str, module: nn.Module, aliases: Aliases, parameter_count: int) -> Module:
+def _describe(path: str, module: nn.Module, aliases: Aliases, parameter_count: int) -> ModuleInfo:
     cls = type(module)
-    return Module(
+    return ModuleInfo(
         path=path,
         qualified_class=f"{cls.__module__}.{cls.__name__}",
         children=tuple(_present(module._modules)),

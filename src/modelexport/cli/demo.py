@@ -13,6 +13,7 @@ import click
 from modelexport.cli.console import line, note, plain_table, progress, show
 from modelexport.cli.export import show_summary
 from modelexport.errors import FileError
+from modelexport.packages import import_package
 
 if TYPE_CHECKING:
     from modelexport.report import ExportReport
@@ -74,6 +75,7 @@ def demo_command(folder: Path, strategy: str) -> None:
     _make_folder(folder)
     with progress() as on_step:
         on_step("load torch and transformers")
+        import_package("torch")
         from modelexport.cli.extract import describe_extraction
         from modelexport.cli.verify import format_verification
         from modelexport.extraction.extract import extract

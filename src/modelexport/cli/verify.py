@@ -27,6 +27,7 @@ from modelexport.cli.source_options import input_options, merge_source_options
 from modelexport.errors import plural
 from modelexport.modules.lookup import ModuleNames
 from modelexport.options import SourceOptions
+from modelexport.packages import import_package
 from modelexport.source_export import source_files
 from modelexport.tagged.model import load
 from modelexport.verification.records import (
@@ -174,6 +175,7 @@ def _verify(
     given = SourceOptions(input_text=texts[0] if texts else None, **source_options)
     merged = merge_source_options(given, recorded)
     on_step("load torch and the model")
+    import_package("torch")
     from modelexport.source.dynamic_axes import as_input_error, open_source
     from modelexport.source.example_inputs import (
         ExampleInputs,

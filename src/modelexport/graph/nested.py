@@ -46,7 +46,9 @@ class Subgraph:
         self.outer = outer
         self.node_index = node_index
         self.nodes: list[onnx.NodeProto] = list(graph.node)
-        self.tags = label(prefix, self.nodes) if label else [None] * len(self.nodes)
+        self.tags: list[NodeTag | None] = (
+            label(prefix, self.nodes) if label else [None] * len(self.nodes)
+        )
         self.subgraphs: dict[int, list[Subgraph]] = {}
         self._flow: ConstantFlow | None = None
         for index, node in enumerate(self.nodes):
@@ -178,9 +180,11 @@ class ConstantFlow:
     def __init__(self, subgraph: Subgraph, end: int) -> None:
         self.subgraph = subgraph
         self.end = end
-        self.outer = None if subgraph.outer is None else subgraph.outer.flow(subgraph.node_index)
+        self.outer: ConstantFlow | None = (
+            None if subgraph.outer is None else subgraph.outer.flow(subgraph.node_index)
+        )
         self.constant: dict[str, int] = {}
-        self.in_order = True
+        self.in_order: bool = True
         initializers, subgraphs = subgraph.initializers, subgraph.subgraphs
         self.varying: set[str] = set() if self.outer is None else set(self.outer.varying)
         self.varying.update(

@@ -58,7 +58,7 @@ class Edges:
     """Edges in rows of four numbers: source element, its output, target element, its input."""
 
     def __init__(self) -> None:
-        self.numbers = array("i")
+        self.numbers: array[int] = array("i")
 
     def __len__(self) -> int:
         return len(self.numbers) // 4
@@ -108,7 +108,7 @@ class Elements:
             self._add(Kind.INPUT, scope, proto.functions[position].input, function.inputs)
             self._add(Kind.OUTPUT, scope, proto.functions[position].output, function.outputs)
         self._output_positions = self._find_output_positions()
-        self.edges = Edges()
+        self.edges: Edges = Edges()
         self.edge_keys: list[str] = []
         """The key of the value of each edge."""
         for index, node in enumerate(graph.nodes):
@@ -241,9 +241,11 @@ class GroupTree:
         modules: Mapping[str, ModuleRecord],
     ) -> None:
         self.elements = elements
-        self.groups = [Group("", "", -1, 0)]
+        self.groups: list[Group] = [Group("", "", -1, 0)]
         graph = elements.graph
-        self.parents = array("i", bytes(4 * (len(graph.nodes) + len(elements.terminals))))
+        self.parents: array[int] = array(
+            "i", bytes(4 * (len(graph.nodes) + len(elements.terminals)))
+        )
         self.operator_groups: dict[int, int] = {}
         self._modules: dict[tuple[int, str], int] = {}
         self._graph_groups: dict[str, int] = {"": SHEET}

@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from modelexport.errors import FormatError
 from modelexport.graph.flat import StoredNodes, nested_graphs
+from modelexport.graphml.elements import Edges
 from modelexport.graphml.format import (
     INITIALIZERS,
     TERMINALS,
@@ -92,10 +93,10 @@ class Parts:
         self.attribute_texts: dict[int, str] = {}
         self.notes: set[int] = set()
         self._scopes: dict[int, str] = {}  # of groups that are subgraphs or functions
-        self.model_node = DrawnNode("", -1, {}, [])
+        self.model_node: DrawnNode = DrawnNode("", -1, {}, [])
         for node in document.nodes():
             self._add_node(node)
-        self.edges = document.edges
+        self.edges: Edges = document.edges
         self._check_scopes(document.parents)
         path = document.path
         if "onnx" not in self.model_node.texts:
@@ -105,16 +106,16 @@ class Parts:
             )
         if "format_version" not in self.model_node.texts:
             raise FormatError(f"{path} has no format version")
-        self.frame = self.model_node.parse_message()
+        self.frame: bytes = self.model_node.parse_message()
         try:
-            self.parameters = msgspec.json.decode(
+            self.parameters: Parameters = msgspec.json.decode(
                 self.model_node.texts.get("parameters", ""), type=Parameters
             )
         except UNREADABLE as error:
             raise FormatError(f"{path} does not say where its initializers are") from error
         if self.parameters.mode not in PARAMETER_MODES:
             raise FormatError(f"{path}: there is no parameter mode {self.parameters.mode!r}")
-        self.files = ValueFiles(path, self.parameters)
+        self.files: ValueFiles = ValueFiles(path, self.parameters)
 
     def title(self, number: int) -> str:
         """Return how to find the node with a number in an editor."""

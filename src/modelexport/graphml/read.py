@@ -97,9 +97,9 @@ class Document:
             on_progress: Called now and then with how much of the import is done.
         """
         self.path = path
-        self.edges = Edges()
+        self.edges: Edges = Edges()
         """The edges by the numbers of nodes; an output or input is -1 where the file has none."""
-        self.parents = array("i")
+        self.parents: array[int] = array("i")
         """The number of the node around each node, -1 for none."""
         self._spool = spool
         self._on_progress = on_progress or (lambda done: None)

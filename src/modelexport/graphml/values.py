@@ -106,8 +106,8 @@ class Store:
     def __init__(self, mode: str, folder: Path, file: BinaryIO | None, file_name: str) -> None:
         """Prepare a store for a model in a folder; `file` is the sidecar, None in other modes."""
         self.mode = mode
-        self.file_name = file_name if file is not None else None
-        self.takes_all = file is not None
+        self.file_name: str | None = file_name if file is not None else None
+        self.takes_all: bool = file is not None
         """Whether values in memory are taken, too, besides those in files."""
         self._folder = folder
         self._file = file

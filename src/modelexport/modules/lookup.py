@@ -70,7 +70,9 @@ class ModuleNames:
         tags: dict[str, str | None] | None = None,
         node_tags: Iterable[str] = (),
     ) -> None:
-        self.tags = {path: r.tag for path, r in records.items()} if tags is None else tags
+        self.tags: dict[str, str | None] = (
+            {path: r.tag for path, r in records.items()} if tags is None else tags
+        )
         self._aliases = {alias: path for path, r in records.items() for alias in r.aliases}
         self._path_of = {tag: path for path, tag in self.tags.items() if tag is not None}
         self._all_tags = sorted({*self._path_of, *node_tags})

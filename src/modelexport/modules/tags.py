@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
-from modelexport.modules.tree import Module, ModuleTree
+from modelexport.modules.tree import ModuleInfo, ModuleTree
 from modelexport.option_values import spell_option
 
 DEFAULT_TORCH_NN = (
@@ -43,7 +43,7 @@ class TagPolicy(msgspec.Struct, frozen=True):
     max_depth: int | None = None
     """The greatest number of segments of a tag."""
 
-    def shows(self, module: Module) -> bool:
+    def shows(self, module: ModuleInfo) -> bool:
         """Return whether a module is shown, as far as its class and path decide."""
         if _matches(module, self.exclude):
             return False
@@ -122,7 +122,7 @@ def unmatched_names(policy: TagPolicy, classes: Mapping[str, str]) -> dict[str, 
     return idle
 
 
-def _matches(module: Module, globs: tuple[str, ...]) -> bool:
+def _matches(module: ModuleInfo, globs: tuple[str, ...]) -> bool:
     return any(_is_named(module.qualified_class, module.path, glob) for glob in globs)
 
 

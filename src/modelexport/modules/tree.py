@@ -12,7 +12,7 @@ import msgspec
 from modelexport.modules.record import ModuleRecord
 
 
-class Module(msgspec.Struct, frozen=True):
+class ModuleInfo(msgspec.Struct, frozen=True):
     """One `nn.Module`, as far as it is known without running it."""
 
     path: str
@@ -51,10 +51,10 @@ class ModuleTree:
     """
 
     def __init__(
-        self, modules: Mapping[str, Module], tensor_shapes: Mapping[str, tuple[int, ...]]
+        self, modules: Mapping[str, ModuleInfo], tensor_shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        self.modules = dict(modules)
-        self.tensor_shapes = dict(tensor_shapes)
+        self.modules: dict[str, ModuleInfo] = dict(modules)
+        self.tensor_shapes: dict[str, tuple[int, ...]] = dict(tensor_shapes)
         self._ancestry = Ancestry(self.modules)
         self._alias = {
             alias: path for path, module in self.modules.items() for alias in module.aliases
@@ -71,7 +71,7 @@ class ModuleTree:
     def __iter__(self) -> Iterator[str]:
         return iter(self.modules)
 
-    def __getitem__(self, path: str) -> Module:
+    def __getitem__(self, path: str) -> ModuleInfo:
         return self.modules[path]
 
     def parent(self, path: str) -> str | None:
@@ -236,8 +236,8 @@ class Ancestry:
         parents: The path of the parent of each child.
     """
 
-    def __init__(self, modules: Mapping[str, ModuleRecord] | Mapping[str, Module]) -> None:
-        self.parents = {
+    def __init__(self, modules: Mapping[str, ModuleRecord] | Mapping[str, ModuleInfo]) -> None:
+        self.parents: dict[str, str] = {
             join_path(path, child): path
             for path, record in modules.items()
             for child in record.children

@@ -53,7 +53,7 @@ class Transaction:
         self._removed: list[str] = []
         self._locks: list[int] = []
         self._parent_locks: list[int] = []
-        self.work = self._near if temp_dir is None else temp_dir.absolute() / name
+        self.work: Path = self._near if temp_dir is None else temp_dir.absolute() / name
 
     def create(self, work: Path) -> None:
         """Create a work folder and lock it, so that no other run recovers it."""

@@ -58,7 +58,7 @@ def _calling(action: str) -> Iterator[None]:
     except ImportError as error:
         raise SourceError(
             f"onnxruntime cannot {action}: {first_line(error)}",
-            hint="pip install 'modelexport[runtime]' sympy",
+            hint="pip install 'modelexport[runtime]'",
         ) from error
     except Exception as error:  # each tool raises what it likes
         raise FormatError(

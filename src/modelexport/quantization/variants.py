@@ -17,6 +17,7 @@ from modelexport.quantization.convert import Target, convert
 from modelexport.quantization.prepare import Prepared, default_preprocess, prepare
 from modelexport.quantization.samples import (
     OutputError,
+    Samples,
     SampleSource,
     compare_outputs,
     read_samples,
@@ -84,16 +85,18 @@ class Workbench:
         step: Callable[[str], None],
     ) -> None:
         model = load(original)
-        self.to, self.folder, self.original = to, folder, original
-        self.calibration = read_samples(model, calibration)
-        self.samples = (
+        self.to = to
+        self.folder = folder
+        self.original = original
+        self.calibration: Samples = read_samples(model, calibration)
+        self.samples: Samples = (
             read_samples(model, inputs)
             if inputs is not None
             else self.calibration._replace(feeds=self.calibration.feeds[:_MOST_MEASURED])
         )
         step(f"run {original.name}")
         self.expected: Sequence[Mapping[str, Array]] = run_samples(original, self.samples)
-        self.preprocess = default_preprocess(to, preprocess)
+        self.preprocess: bool = default_preprocess(to, preprocess)
         self.prepared: Prepared = prepare(
             original, folder, self.preprocess, self.samples.feeds[0], step
         )

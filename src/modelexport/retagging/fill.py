@@ -20,7 +20,7 @@ class Modules(ModuleIndex):
 
     def __init__(self, records: Mapping[str, ModuleRecord]) -> None:
         super().__init__(records, ())
-        self.ancestry = Ancestry(records)
+        self.ancestry: Ancestry = Ancestry(records)
 
     def common(self, calls: Sequence[Call]) -> Call:
         """Find the lowest module that contains all of some calls, and its call around the first."""

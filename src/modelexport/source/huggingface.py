@@ -16,6 +16,7 @@ from torch import nn
 
 from modelexport.errors import SourceError, first_line, suggest_name
 from modelexport.option_values import spell_option
+from modelexport.packages import import_package
 
 _MAX_MISSING = 4
 _MAX_REASON = 300
@@ -54,14 +55,12 @@ class Head(NamedTuple):
 
 
 def import_transformers() -> Any:
-    """Import transformers, with its progress bars and log messages turned off."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise SourceError(
-            "transformers is not installed",
-            hint="pip install 'modelexport[hf]', or name a package.module:factory",
-        ) from error
+    """Import transformers, with its progress bars and log messages turned off.
+
+    Raises:
+        MissingPackageError: It is not installed or cannot be loaded.
+    """
+    transformers = import_package("transformers", otherwise="name a package.module:factory")
     logs: Any = transformers.utils.logging
     logs.set_verbosity_error()
     logs.disable_progress_bar()

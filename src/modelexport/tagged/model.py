@@ -121,11 +121,11 @@ class TaggedModel:
     ) -> None:
         self.path = path
         self.proto = proto
-        self.graph = flatten(proto, nodes)
+        self.graph: Graph = flatten(proto, nodes)
         if nodes is None and self.graph.non_utf8_names:
             raise FormatError(f"{path} has names that are not UTF-8", hint="write it again")
         decode = functools.cache(decode_tag)  # most nodes of a module have equal tags
-        self.tags = [decode(node.doc_string) for node in self.graph.protos]
+        self.tags: list[NodeTag | None] = [decode(node.doc_string) for node in self.graph.protos]
 
     @functools.cached_property
     def embedded(self) -> EmbeddedMap | None:

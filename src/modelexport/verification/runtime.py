@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import math
 import threading
@@ -15,8 +14,9 @@ import msgspec
 import numpy as np
 import onnx
 
-from modelexport.errors import ArgumentError, FormatError, SourceError, first_line
+from modelexport.errors import ArgumentError, FormatError, first_line
 from modelexport.onnx_file import wire
+from modelexport.packages import import_package
 from modelexport.verification.records import Array
 
 # Nothing here imports torch: commands that only read files open sessions too.
@@ -47,15 +47,9 @@ def import_onnxruntime() -> Any:
     """Import ONNX Runtime.
 
     Raises:
-        SourceError: If it is not installed or cannot be loaded.
+        MissingPackageError: If it is not installed or cannot be loaded.
     """
-    try:
-        return importlib.import_module("onnxruntime")
-    except ImportError as error:
-        raise SourceError(
-            f"this needs onnxruntime: {first_line(error)}",
-            hint="pip install 'modelexport[runtime]'",
-        ) from error
+    return import_package("onnxruntime")
 
 
 class SessionSettings(msgspec.Struct, frozen=True):

@@ -55,7 +55,7 @@ class Boxes:
         tags: Sequence[NodeTag | None],
         records: Mapping[str, ModuleRecord],
     ) -> None:
-        self.boxes = [Box(-1, "" if any(tags) else None)]
+        self.boxes: list[Box] = [Box(-1, "" if any(tags) else None)]
         self.of_node: list[int] = []
         self._index = ModuleIndex(records, tags)
         self._records = records

@@ -51,7 +51,7 @@ class GraphNames:
 
     def __init__(self, model: TaggedModel) -> None:
         graph, ids = model.graph, Ids()
-        self.of_scope = {"": ids.take(MAIN)}
+        self.of_scope: dict[str, str] = {"": ids.take(MAIN)}
         self.owners: dict[str, int] = {}
         for index, subgraphs in graph.subgraphs.items():
             node = graph.nodes[index]
@@ -103,15 +103,15 @@ class Edges:
             None if tag is None else tag.hierarchy_module for tag in model.effective_tags
         ]
         self._homes: dict[int, str | None] = {}
-        self.scopes = [
+        self.scopes: list[str] = [
             *map(elements.scope, range(len(model.graph.nodes))),
             *(terminal.scope for terminal in elements.terminals),
         ]
-        self.ids = list(map(self._node_ids.take, self._describe_elements()))
+        self.ids: list[str] = list(map(self._node_ids.take, self._describe_elements()))
         self.incoming: dict[int, list[IncomingEdge]] = {}
         self.captured: dict[str, dict[str, str]] = {scope: {} for scope in names.of_scope}
         self.captured_inputs: dict[int, dict[str, int]] = {}
-        self.inlined = self._find_inlined()
+        self.inlined: dict[int, str] = self._find_inlined()
         rows = zip(elements.edges, elements.edge_keys, strict=True)
         for (source, output, target, slot), key in rows:
             if source not in self.inlined:

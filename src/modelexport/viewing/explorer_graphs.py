@@ -52,14 +52,14 @@ class GraphBuilder:
         self._values = values
         self._elements = Elements(model.graph, model.proto)
         owners = {tag.hierarchy_module for tag in model.effective_tags if tag is not None}
-        self.namespaces = Namespaces(model.modules, owners)
+        self.namespaces: Namespaces = Namespaces(model.modules, owners)
         self._names = GraphNames(model)
         self._edges = Edges(model, self._elements, self._names, self.namespaces.lineage)
         self.module_of: dict[str, dict[str, str]] = {
             name: {} for name in self._names.of_scope.values()
         }
         self.drawn_modules: set[str] = set()
-        self.graphs = self._build_graphs()
+        self.graphs: list[ExplorerGraph] = self._build_graphs()
 
     def _build_graphs(self) -> list[ExplorerGraph]:
         nodes: dict[str, list[GraphNode]] = {scope: [] for scope in self._names.of_scope}

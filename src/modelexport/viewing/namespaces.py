@@ -26,7 +26,7 @@ class Namespaces:
     def __init__(
         self, modules: Mapping[str, ModuleRecord], with_nodes: Container[str] = ()
     ) -> None:
-        self.lineage = Ancestry(modules)
+        self.lineage: Ancestry = Ancestry(modules)
         self._modules = modules
         self._with_nodes = with_nodes
         self._namespaces: dict[str, str] = {}
