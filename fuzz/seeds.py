@@ -16,15 +16,25 @@ from onnx import helper, numpy_helper
 import modelexport
 from graphml.handmade import HANDMADE, model, value
 from modelexport.errors import FormatError
+from modelexport.generation.records import (
+    FORMAT,
+    GenerationFile,
+    GenerationInput,
+    GenerationPart,
+    InputRole,
+    TokenIds,
+    encode_generation,
+)
 from modelexport.graph.flat import flatten
 from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.hierarchy_map import HierarchyMap, tagged_chunks
-from modelexport.tagged.records import ExportRecord, ModelRecord, encode_sidecar
+from modelexport.tagged.records import ExportRecord, ModelRecord, TensorInfo, encode_sidecar
 from modelexport.tagged.tables import complete_sidecar, consumer_tags, tags_of_node
 
 MODEL, SIDECAR, DATA = "m.onnx", "m_hierarchy.json", "m.onnx.data"
 GRAPHML, GRAPHML_DATA = "g.graphml", "g.onnxdata"
+GENERATION, DECODE = "m_generation.json", "m_decode.onnx"
 MODULES = {
     "": "/Net",
     "encoder": "/Net/Encoder",
@@ -208,6 +218,47 @@ def data_files() -> Iterator[Seed]:
             if name != GRAPHML:
                 yield Seed(seed.files, name)
     yield Seed(net_with_data_file(), DATA)
+
+
+def generation_files() -> Iterator[Seed]:
+    """Yield a language model of one part, which adds the embedding of each token to its cache."""
+    table = np.arange(20, dtype=np.float32).reshape(5, 4) / 20
+    initializers = [
+        numpy_helper.from_array(table, "table"),
+        numpy_helper.from_array(table.T.copy(), "head"),
+    ]
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["embedded"]),
+        helper.make_node("Concat", ["past", "embedded"], ["present"], axis=1),
+        helper.make_node("MatMul", ["embedded", "head"], ["logits"]),
+    ]
+    ids = value("input_ids", onnx.TensorProto.INT64, ["batch", "sequence"])
+    states = [value(name, shape=["batch", name, 4]) for name in ("past", "present")]
+    scores = value("logits", shape=["batch", "sequence", 5])
+    decode = model(nodes, [ids, states[0]], [scores, states[1]], initializers)
+    record = GenerationFile(
+        format=FORMAT,
+        source="fuzz",
+        parts={
+            "decode": GenerationPart(
+                onnx=DECODE,
+                inputs={
+                    "input_ids": GenerationInput(InputRole.TOKENS),
+                    "past": GenerationInput(InputRole.STATE, "present", empty=(1, 0, 4)),
+                },
+                outputs=("logits", "present"),
+                logits="logits",
+                class_="fuzz.Net",
+            )
+        },
+        cache=(TensorInfo("past", "float32", ("batch", "past", 4)),),
+        max_cache_length=None,
+        tokens=TokenIds(eos=(4,)),
+        tokenizer=None,
+        data=(),
+    )
+    files = {GENERATION: encode_generation(record), DECODE: decode.SerializeToString()}
+    yield Seed(Files(files), GENERATION)
 
 
 def write_files(files: Files, folder: Path) -> None:

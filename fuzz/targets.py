@@ -37,11 +37,12 @@ from fuzz import (
 )
 from fuzz.limits import Limits, Reader
 from fuzz.mutate_bytes import Draw
-from fuzz.seeds import GRAPHML, MODEL, MODULES, SIDECAR, Files, Seed
+from fuzz.seeds import DECODE, GENERATION, GRAPHML, MODEL, MODULES, SIDECAR, Files, Seed
 from modelexport.batch.jobs import read_jobs
 from modelexport.batch.results import JobResult, ResultsFile
 from modelexport.errors import FormatError, ModelExportError
 from modelexport.extraction.extract import list_modules
+from modelexport.generation.part_inputs import cache_shapes
 from modelexport.options import PARAMETER_MODES
 from modelexport.tagged.records import METADATA_KEY, decode_embedded, encode_embedded, text_digest
 from modelexport.viewing.explorer import write_model_explorer
@@ -170,6 +171,16 @@ def _inline(folder: Path, out: Path, name: str = MODEL) -> None:
     modelexport.from_functions(folder / name, out / "back.onnx")
 
 
+def _retag(folder: Path, out: Path) -> None:
+    """Carry the map of a valid model over, and that of the damaged one, without running them."""
+    valid = out / "tagged"
+    valid.mkdir()
+    seeds.write_files(seeds.models()[0].files, valid)
+    with suppress(ModelExportError):
+        modelexport.retag(valid / MODEL, folder / MODEL, out / "retagged.onnx", run=False)
+    modelexport.retag(folder / MODEL, valid / MODEL, out / "other.onnx", run=False)
+
+
 def _read_command(folder: Path, out: Path) -> None:
     """Run one of the commands that read a model."""
     path = folder / MODEL
@@ -204,6 +215,8 @@ _ON_MODELS: dict[str, Reader] = {
     "view": lambda folder, out: modelexport.view(folder / MODEL, out / "page.html"),
     "explorer": lambda folder, out: write_model_explorer(folder / MODEL, out / "explorer.json"),
     "functions": _convert,
+    "retag": _retag,
+    "select": lambda folder, out: modelexport.select(folder / MODEL, ["encoder", "/Net/*"]),
     "command": _read_command,
 }
 _WITH_SIDECARS = ("analyze", "validate", "repair", "extract", "extract --list", "command")
@@ -239,6 +252,19 @@ def _read_jobs(folder: Path, out: Path) -> None:
     for path in folder.iterdir():
         for job in read_jobs(path).jobs:
             assert job.memory_bytes is None or job.memory_bytes > 0
+
+
+def _show_overlay(folder: Path, out: Path) -> None:
+    modelexport.view(folder / MODEL, out / "page.html", overlays=[folder / "result.json"])
+
+
+def _generate(folder: Path, out: Path) -> None:
+    """Generate with the parts, as the file says."""
+    modelexport.generate(folder / GENERATION, input_ids=[1, 2], max_new_tokens=3)
+
+
+def _shapes_of_cache(folder: Path, out: Path) -> None:
+    cache_shapes(folder / DECODE, 4)
 
 
 def _read_results(folder: Path, out: Path) -> None:
@@ -295,6 +321,16 @@ def _arrays_seeds() -> Iterable[Seed]:
         file = io.BytesIO()
         save(file, x=np.ones((2, 3), np.float32), ids=np.arange(8), flags=np.array([True]))
         yield Seed(Files({"specs.npz": file.getvalue()}), "specs.npz")
+
+
+def _overlay_seeds() -> Iterable[Seed]:
+    """Yield results of each command that `view` takes."""
+    row = {"module": "encoder", "path": "encoder", "own_ms": 1.5, "max_abs": 1e-6}
+    row |= {"error": {"relative": 0.01}, "own_bytes": 80, "own_nodes": 3, "flops": 100}
+    for field in ("kernel_ms", "outcomes", "whole", "by_operator"):
+        result = {field: 1, "to": "int8", "modules": [row, {**row, "module": "", "path": ""}]}
+        files = Files(seeds.models()[0].files, **{"result.json": msgspec.json.encode(result)})
+        yield Seed(files, "result.json")
 
 
 _JOBS = b"""output_dir = "out"
@@ -386,6 +422,13 @@ _ALL = (
     ),
     Target("jobs", _json_jobs, (mutate_json.mutate,), {"jobs": _read_jobs}, grammars.generate_jobs),
     Target("toml", _toml_jobs, (mutate_toml.mutate,), {"jobs": _read_jobs}),
+    Target("overlay", _overlay_seeds, (mutate_json.mutate,), {"view": _show_overlay}),
+    Target(
+        "generation",
+        seeds.generation_files,
+        (mutate_json.mutate,),
+        {"generate": _generate, "cache": _shapes_of_cache},
+    ),
     Target("results", _results_seeds, (mutate_json.mutate,), {"results": _read_results}),
     Target(
         "arrays",

@@ -308,7 +308,10 @@ def _build_map(
         retag=retagged,
         namespaces=msgspec.UNSET,  # those in the changed file are not of this map
     )
-    return make_map(new.graph, answers, tag_of, model, export, carried)
+    hierarchy = make_map(new.graph, answers, tag_of, model, export, carried)
+    if len(hierarchy.sidecar.nodes) < len(hierarchy.node_tags):
+        raise FormatError(f"{new.path.name} is not valid: two of its nodes compute the same value")
+    return hierarchy
 
 
 def _write(new: OpenFile, target: Path, hierarchy: HierarchyMap) -> tuple[Path, ...]:

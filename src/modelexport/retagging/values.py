@@ -11,6 +11,7 @@ import onnx
 import onnx.numpy_helper
 
 from modelexport.graph.flat import Graph
+from modelexport.graph.inference import tensor_array
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.model_file import DataFiles, external_location, initializer_fields
 from modelexport.retagging.sketch import Array, Sketch, sketch
@@ -115,7 +116,7 @@ def sketch_initializers(file: OpenFile, names: Collection[str]) -> dict[str, Ske
         names: The names of the initializers.
 
     Returns:
-        The sketches of those that are tensors of numbers, by name.
+        The sketches of those that are tensors of numbers, by name; none of damaged ones.
     """
     sketches: dict[str, Sketch] = {}
     with DataFiles(file.path) as data_files:
@@ -123,16 +124,17 @@ def sketch_initializers(file: OpenFile, names: Collection[str]) -> dict[str, Ske
         for tensor, field in zip(file.proto.graph.initializer, fields, strict=True):
             if tensor.name in names:
                 array = _read(file.data, field, tensor, data_files)
-                sketches.update(_sketch_all({tensor.name: array}))
+                if array is not None:
+                    sketches.update(_sketch_all({tensor.name: array}))
     return sketches
 
 
 def _read(
     data: wire.Buffer, field: wire.Field, tensor: onnx.TensorProto, files: DataFiles
-) -> Array:
+) -> Array | None:
     whole = onnx.TensorProto.FromString(bytes(data[field.payload : field.end]))
     if external_location(tensor) is not None:
         whole.ClearField("external_data")
         whole.data_location = onnx.TensorProto.DEFAULT
         whole.raw_data = bytes(files.values(tensor))
-    return onnx.numpy_helper.to_array(whole)
+    return tensor_array(whole)
