@@ -208,6 +208,15 @@ def test_a_model_without_a_head(folder: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["bare"]
 
 
+def test_a_model_without_a_cache(tmp_path: Path) -> None:
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    config = transformers.OpenAIGPTConfig(**sizes, vocab_size=len(tokenizer()))
+    transformers.OpenAIGPTLMHeadModel(config).save_pretrained(tmp_path / "gpt")
+    done = run("export", tmp_path / "gpt", tmp_path / "m", "--generation")
+    assert done.exit_code == 2
+    assert "OpenAIGPTLMHeadModel keeps no cache" in done.stderr
+
+
 def test_other_inputs_have_to_be_arrays(folder: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", input_ids=np.array([[5, 6]]))
     done = run("generate", folder / "m_generation.json", "--inputs", tmp_path / "x.npz")

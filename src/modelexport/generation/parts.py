@@ -103,6 +103,7 @@ def split_model(
         with _observe(model, has_encoder) as observer:
             stages = _decompose(model, wanted, config, has_encoder)
         steps = tuple(dict(named_tensors(step)) for step in observer.steps[:_STEPS])
+        _check_keeps_cache(model, steps)
         if max_cache_length is None and _is_recurrent(steps):
             # Two steps at once are another computation than one after the other.
             stages = _decompose(model, wanted, config, has_encoder, at_once=False)
@@ -111,6 +112,16 @@ def split_model(
         parts.insert(0, ModelPart(ENCODE, *observer.encoder_call()))
     observed = Observation(dict(named_tensors(inputs)), steps, observer.encoded)
     return SplitModel(tuple(parts), observed)
+
+
+def _check_keeps_cache(model: nn.Module, steps: Sequence[Leaves]) -> None:
+    """Raise an error for a model that reads the whole text again at each step."""
+    first, *later = (step[token_input(step)].shape[1] for step in steps[:2])
+    if later and later[0] >= first:
+        raise ArgumentError(
+            f"{type(model).__name__} keeps no cache: generate() passes the whole text at each step",
+            hint=f"leave {spell_option('generation')} out",
+        )
 
 
 def _decompose(
