@@ -75,6 +75,10 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "mixtral": lambda: transformers.MixtralConfig(
         **GROUPED, num_local_experts=4, num_experts_per_tok=2
     ),
+    "minimax": lambda: transformers.MiniMaxConfig(
+        **GROUPED, head_dim=8, layer_types=["full_attention", "linear_attention"],
+        num_local_experts=4, num_experts_per_tok=2,
+    ),
     "mamba": lambda: transformers.MambaConfig(
         hidden_size=32, num_hidden_layers=2, state_size=8, vocab_size=VOCABULARY, **IDS
     ),

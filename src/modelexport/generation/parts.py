@@ -117,7 +117,7 @@ def split_model(
 def _check_keeps_cache(model: nn.Module, steps: Sequence[Leaves]) -> None:
     """Raise an error for a model that reads the whole text again at each step."""
     first, *later = (step[token_input(step)].shape[1] for step in steps[:2])
-    if later and later[0] >= first:
+    if later and later[0] > first:
         raise ArgumentError(
             f"{type(model).__name__} keeps no cache: generate() passes the whole text at each step",
             hint=f"leave {spell_option('generation')} out",

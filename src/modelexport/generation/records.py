@@ -12,6 +12,8 @@ from modelexport.errors import FileError, FormatError
 from modelexport.tagged.records import UNREADABLE, TensorInfo
 
 FORMAT = "modelexport-generation/1"
+OUTPUT_PREFIX = "output."
+"""How the name of an output begins where an input has the same one, as caches do."""
 ENCODE, PREFILL, DECODE = "encode", "prefill", "decode"
 """The parts: what runs once on the input, the first step of generation, and each further one."""
 _LARGEST_STATE = 1 << 30
@@ -30,7 +32,8 @@ class InputRole(enum.StrEnum):
     POSITIONS = "positions"
     """The position of each token of this step, counted from `start`."""
     STATE = "state"
-    """The output `source` of the step before; zeros of the shape `empty` before the first one."""
+    """The output `source` of the step before, which the first step may name without the prefix
+    `output.`; zeros of the shape `empty` before the first step."""
     PROMPT = "prompt"
     """What the user passes as `source`, the same at each step."""
     RESULT = "result"

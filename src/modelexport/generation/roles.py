@@ -13,12 +13,10 @@ from modelexport.generation.parts import (
     is_one_stream,
     token_input,
 )
-from modelexport.generation.records import ENCODE, PREFILL, GenerationInput
+from modelexport.generation.records import ENCODE, OUTPUT_PREFIX, PREFILL, GenerationInput
 from modelexport.generation.records import InputRole as Role
 
 _OTHER = GenerationInput(Role.OTHER)
-_OUTPUT_PREFIX = "output."
-"""How the name of an output begins where an input has the same one, as caches do."""
 
 
 def find_roles(
@@ -39,7 +37,7 @@ def find_roles(
     roles = {}
     for name in inputs:
         leaf = name.removeprefix(INPUT_PREFIX)
-        output = next((one for one in (f"{_OUTPUT_PREFIX}{leaf}", leaf) if one in known), None)
+        output = next((one for one in (f"{OUTPUT_PREFIX}{leaf}", leaf) if one in known), None)
         if part == ENCODE:
             roles[name] = _prompt(observed.given.get(leaf), leaf, observed)
         elif output is not None and leaf not in observed.given:

@@ -15,6 +15,7 @@ from modelexport.errors import ArgumentError, FormatError, SourceError, first_li
 from modelexport.generation.records import (
     DECODE,
     ENCODE,
+    OUTPUT_PREFIX,
     PREFILL,
     GenerationFile,
     GenerationInput,
@@ -240,7 +241,7 @@ class Runner:
         """Run one step, keep its state, and return the scores of the next token."""
         results = self._run(part, tokens)
         self._past += len(tokens)
-        self._state = results
+        self._state = {_leaf(output): value for output, value in results.items()}
         name = self._record.parts[part].logits
         if name is None or name not in results:
             raise FormatError(f"the part {part} has no scores of the next token")
@@ -281,15 +282,18 @@ class Runner:
                 return self._encoded[one.source]
             case InputRole.PROMPT:
                 return self._prompt(str(one.source))
-        if one.source in self._state:
-            return self._state[one.source]
-        return np.zeros(one.empty)
+        return self._state.get(_leaf(one.source or ""), np.zeros(one.empty))
 
     def _prompt(self, name: str) -> Array:
         if name not in self._given and name == _MASK:
             first = next(iter(self._given.values()))
             return np.ones(first.shape[:2], np.int64)
         return self._given[name]
+
+
+def _leaf(output: str) -> str:
+    """Return the name of a value of the cache, which every step has in its outputs."""
+    return output.removeprefix(OUTPUT_PREFIX)
 
 
 def _size(size: int | str | None) -> int | None:
