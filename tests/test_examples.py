@@ -43,6 +43,12 @@ PRINTED = {
         r"  encoder\.layer\.1\.output\.dense: off by 0\.\d+ on PyTorch's own inputs",
         r"(  .*: off by .*\n)*float16\.onnx: agrees",
     ],
+    "generate_text.py": [
+        r"prefill: \d+ nodes, 100% with a module",
+        r"decode: \d+ nodes, 100% with a module",
+        r"8 tokens in ONNX Runtime: .+",
+        r"PyTorch generates the same",
+    ],
     "look_at_the_model.py": [
         r"\d+ nodes in \d+ modules, \d+ KiB",
         r"open .*resnet\.html in a browser",

@@ -21,13 +21,13 @@ from modelexport.cli.console import (
     join_counts,
     join_names,
     line,
+    module_counts,
     module_tree,
     output_file_option,
     output_format_option,
     plain_table,
     progress,
     show,
-    status_text,
 )
 from modelexport.errors import plural
 from modelexport.tagged.records import sidecar_path
@@ -119,7 +119,7 @@ def _count_lines(result: Analysis) -> Iterator[RenderableType]:
         tagged = f"{totals.tagged_nodes:,} of {plural(totals.nodes, 'node')} tagged{evidence}"
         tags = f"{plural(totals.tags, 'tag')}, {totals.auxiliary_nodes:,} auxiliary"
         yield line(f"{tagged}, {tags}", 2)
-        yield line(f"{plural(totals.modules, 'module')}: {status_text(result.by_status)}", 2)
+        yield from module_counts({m.module: m for m in result.modules}, result.by_status)
     else:
         yield line(plural(totals.nodes, "node"), 2)
     data_files = ", ".join(

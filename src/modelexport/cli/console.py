@@ -29,6 +29,8 @@ _WIDTH_WHEN_PIPED = 80
 _MOST_LINES = 60
 """The most lines of a tree on a screen."""
 _STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
+ABSORBED_TEXT = "no nodes of its own (folded, fused or identity)"
+"""What the status `absorbed` means."""
 _NUMBERS = {
     *("nodes", "parameters", "stored", "ms", "own", "fused", "calls"),
     *("params", "flop", "gflops", "before", "after", "ratio"),
@@ -320,9 +322,28 @@ def describe_tensor(tensor: TensorInfo) -> str:
     return f"{tensor.name} {tensor.dtype}[{shape}]"
 
 
-def status_text(counts: Mapping[str, int]) -> str:
-    """Describe how many modules have each status, as in `3 with nodes, 1 absorbed, 0 unused`."""
-    return ", ".join(f"{counts.get(key, 0):,} {text}" for key, text in _STATUS_TEXT.items())
+def module_counts(
+    modules: Mapping[str, TreeModule], counts: Mapping[str, int]
+) -> Iterator[RenderableType]:
+    """Describe how many modules there are, and what a newcomer has to know to read their tree.
+
+    Args:
+        modules: The modules by path.
+        counts: How many of them have each status.
+    """
+    from modelexport.modules.tags import count_hidden_by_default
+
+    status = ", ".join(f"{counts.get(key, 0):,} {text}" for key, text in _STATUS_TEXT.items())
+    yield line(f"{plural(len(modules), 'module')}: {status}", 2)
+    if counts.get("absorbed"):
+        yield line(f"absorbed: {ABSORBED_TEXT}", 4)
+    hidden = count_hidden_by_default(
+        {path: (module.class_, module.tag is not None) for path, module in modules.items()}
+    )
+    if 2 * hidden > len(modules) - 1:  # most of those below the root, which is always shown
+        yield line(
+            f"hidden torch.nn classes: {hidden:,}; export with --torch-nn all to show them", 4
+        )
 
 
 def bar(share: float) -> str:

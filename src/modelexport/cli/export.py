@@ -12,11 +12,11 @@ from modelexport.cli.console import (
     escape_control,
     join_names,
     line,
+    module_counts,
     module_tree,
     note,
     progress,
     show,
-    status_text,
 )
 from modelexport.cli.source_options import SwitchCommand, export_options
 from modelexport.errors import plural
@@ -59,18 +59,27 @@ def export_command(model: str, output: str, verbose: bool, **options: Any) -> No
       modelexport export models.py:make_model model.onnx --strategy htp
       modelexport export ./llama llama --generation
     """
+    request = ExportOptions(**options)
     with progress(verbose=verbose) as on_step:
-        report, notes = run_export(model, output, ExportOptions(**options), on_step, verbose)
+        report, notes = run_export(model, output, request, on_step, verbose)
     for text in notes:
         note(f"note: {text}")
     if report.parts:
         show_parts(report)
     else:
-        show_summary(report, verbose)
+        # The shapes of a program are those that torch.export gave it.
+        can_vary = not (request.dynamic or request.dynamic_axes or model.endswith(".pt2"))
+        show_summary(report, verbose, can_vary=can_vary)
 
 
-def show_summary(report: ExportReport, verbose: bool = False) -> None:
-    """Print what an export did: notes to stderr, the summary and the module tree to stdout."""
+def show_summary(report: ExportReport, verbose: bool = False, can_vary: bool = True) -> None:
+    """Print what an export did: notes to stderr, the summary and the module tree to stdout.
+
+    Args:
+        report: The export.
+        verbose: Whether to print the time of each step.
+        can_vary: Whether `--dynamic` could make fixed shapes symbolic.
+    """
     if report.fallback_message is not None:
         note(f"note: {report.fallback_message}")
     for text in report.notes[:_MOST_NOTES]:
@@ -85,13 +94,16 @@ def show_summary(report: ExportReport, verbose: bool = False) -> None:
                 f"warning: the model is exported, but its {what} could not be written: "
                 f"{escape_control(error)}"
             )
-    show(_summary(report, verbose))
+    show(_summary(report, verbose, can_vary))
 
 
-def _has_fixed_text(inputs: Sequence[TensorInfo]) -> bool:
-    """Return whether the inputs are of fixed shapes, and the first one holds rows of tokens."""
-    fixed = all(isinstance(size, int) for info in inputs for size in info.shape)
-    return fixed and bool(inputs) and inputs[0].dtype == "int64" and len(inputs[0].shape) == 2
+def _varying_axes(inputs: Sequence[TensorInfo]) -> str | None:
+    """Name the axes that usually vary; None if a shape is symbolic, or if there are no axes."""
+    sizes = [size for info in inputs for size in info.shape]
+    if not sizes or not all(isinstance(size, int) for size in sizes):
+        return None
+    is_text = inputs[0].dtype == "int64" and len(inputs[0].shape) == 2
+    return "batch and sequence" if is_text else "axes such as the batch"
 
 
 def show_parts(report: ExportReport) -> None:
@@ -130,14 +142,13 @@ def _parts_summary(report: ExportReport) -> Iterator[RenderableType]:
         yield line(join_names(map(describe_tensor, infos), _MOST_PART_INPUTS), 4)
 
 
-def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
+def _summary(report: ExportReport, verbose: bool, can_vary: bool) -> Iterator[RenderableType]:
     """Describe an export and its files."""
     hierarchy = report.hierarchy
     statistics = hierarchy.statistics
     modules = hierarchy.modules
     methods = ", ".join(f"{count:,} by {method}" for method, count in statistics.methods.items())
     tagged = f"{statistics.tagged_nodes:,} of {plural(statistics.nodes, 'node')} tagged"
-    status = status_text(statistics.module_status)
     yield line(f"{report.onnx_path}: {hierarchy.model.class_}")
     origin = f"strategy {report.strategy}, exporter {report.exporter}"
     yield line(f"{origin}, opset {hierarchy.model.opset}", 2)
@@ -145,9 +156,10 @@ def _summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
     if hierarchy.export.inputs_from is not None:
         yield line(f"inputs from {hierarchy.export.inputs_from}:", 2)
         yield line(join_names(map(describe_tensor, hierarchy.export.inputs), _MOST_INPUTS), 4)
-        if _has_fixed_text(hierarchy.export.inputs):
-            yield line("shapes are fixed; --dynamic makes batch and sequence symbolic", 4)
-    yield line(f"{plural(statistics.modules, 'module')}: {status}", 2)
+        axes = _varying_axes(hierarchy.export.inputs) if can_vary else None
+        if axes is not None:
+            yield line(f"shapes are fixed; --dynamic makes {axes} symbolic", 4)
+    yield from module_counts(modules, statistics.module_status)
     yield line(f"sidecar {report.sidecar_path.name}", 2)
     if report.view_path is not None:
         yield line(f"page {report.view_path.name}", 2)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from modelexport.cli.console import inputs_option, line, plain_table, progress, show
+from modelexport.cli.console import (
+    ABSORBED_TEXT,
+    inputs_option,
+    line,
+    plain_table,
+    progress,
+    show,
+)
 from modelexport.errors import plural
 from modelexport.modules.record import AUXILIARY, Method
 from modelexport.onnx_file.atomic_write import check_output_path
@@ -77,5 +84,5 @@ def _summary(report: RetagReport, original: Path, changed: Path) -> Iterator[Ren
         yield line(f"{plural(unsure, 'node')} could not be decided without values", 2)
     absorbed = statistics.module_status.get("absorbed", 0)
     if absorbed:
-        yield line(f"{plural(absorbed, 'module')} without nodes of their own (absorbed)", 2)
+        yield line(f"absorbed, {ABSORBED_TEXT}: {plural(absorbed, 'module')}", 2)
     yield line(f"with {report.sidecar_path.name}", 2)

@@ -122,6 +122,24 @@ def unmatched_names(policy: TagPolicy, classes: Mapping[str, str]) -> dict[str, 
     return idle
 
 
+def count_hidden_by_default(modules: Mapping[str, tuple[str, bool]]) -> int:
+    """Count the modules that are hidden because torch defines their class.
+
+    Args:
+        modules: The qualified class of each module by its path, and whether it is shown.
+
+    Returns:
+        Their number; 0 if other options than the default ones chose the shown modules.
+    """
+    shown_classes = {
+        class_: TagPolicy().shows(ModuleInfo("", class_, (), (), (), ()))
+        for class_ in {class_ for class_, _ in modules.values()}
+    }
+    if any(shown != (not path or shown_classes[name]) for path, (name, shown) in modules.items()):
+        return 0
+    return sum(not shown for _, shown in modules.values())
+
+
 def _matches(module: ModuleInfo, globs: tuple[str, ...]) -> bool:
     return any(_is_named(module.qualified_class, module.path, glob) for glob in globs)
 

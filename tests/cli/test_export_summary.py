@@ -1,0 +1,160 @@
+"""What the summary of an export tells someone who sees it for the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import modelexport
+from modelexport.cli.main import main
+from modelexport.modules.tags import count_hidden_by_default
+
+pytestmark = [pytest.mark.integration, pytest.mark.sanity]
+ABSORBED = "    absorbed: no nodes of its own (folded, fused or identity)"
+HIDDEN = "    hidden torch.nn classes: {}; export with --torch-nn all to show them"
+FIXED_AXES = "    shapes are fixed; --dynamic makes axes such as the batch symbolic"
+FIXED_TEXT = "    shapes are fixed; --dynamic makes batch and sequence symbolic"
+MODELS = """
+import torch
+from torch import nn
+
+class First(nn.Module):
+    def __init__(self, *more):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), *more)
+
+    def forward(self, image):
+        return self.layers(image)
+
+class Lookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(10, 4)
+
+    def forward(self, tokens):
+        return self.words(tokens)
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, image):
+        return self.mix(self.norm(image))
+
+class Scale(nn.Module):
+    def forward(self, factor):
+        return factor * 2
+
+def image():
+    return First(nn.Dropout()), (torch.rand(1, 4),)
+
+def text():
+    return Lookup(), (torch.zeros(1, 4, dtype=torch.int64),)
+
+def half():
+    return Half(), (torch.rand(1, 4),)
+
+def scalar():
+    return Scale(), (torch.tensor(1.0),)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "first_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def export(factory: str, *options: str) -> list[str]:
+    """Export a model with the command line, and return the lines of its summary."""
+    return _run("export", factory, "m.onnx", "--strategy", "htp", *options)
+
+
+def _run(*arguments: str) -> list[str]:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    return lines
+
+
+def test_a_first_model_of_torch_classes() -> None:
+    """One line of a tree is explained, and the flag that the line names shows the rest."""
+    for lines in (export("first_models.py:image"), _run("analyze", "m.onnx")):
+        at = lines.index("  5 modules: 4 with nodes, 1 absorbed, 0 unused")
+        assert lines[at + 1 : at + 3] == [ABSORBED, HIDDEN.format(4)]
+    shown = export("first_models.py:image", "--torch-nn", "all")
+    assert HIDDEN.format(4) not in shown
+    assert [line.split()[-2:] for line in shown[-3:]] == [
+        ["Linear.0", "1"],
+        ["ReLU.1", "1"],
+        ["0", "absorbed"],
+    ]
+
+
+def test_half_of_the_modules_below_the_root_are_not_most() -> None:
+    lines = export("first_models.py:half")
+    assert "  3 modules: 3 with nodes, 0 absorbed, 0 unused" in lines
+    assert not any("hidden" in line for line in lines)
+
+
+def test_a_tree_that_shows_most_modules_needs_no_explanation() -> None:
+    lines = export("first_models.py:text")
+    assert "  2 modules: 2 with nodes, 0 absorbed, 0 unused" in lines
+    assert not any("absorbed:" in line or "hidden" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("modules", "hidden"),
+    [
+        ({"": ("torch.nn.Sequential", True), "0": ("torch.nn.Linear", False)}, 1),
+        ({"": ("own.Net", True), "norm": ("torch.nn.LayerNorm", True)}, 0),
+        # Each of these was chosen by an option, which `--torch-nn all` need not undo.
+        ({"": ("own.Net", True), "a": ("own.Block", False), "b": ("torch.nn.ReLU", False)}, 0),
+        ({"": ("own.Net", True), "a": ("torch.nn.ReLU", True), "b": ("torch.nn.GELU", False)}, 0),
+        ({"": ("own.Net", True), "a": ("torch.nn.LayerNorm", False)}, 0),
+    ],
+)
+def test_only_default_hiding_is_counted(
+    modules: Mapping[str, tuple[str, bool]], hidden: int
+) -> None:
+    assert count_hidden_by_default(modules) == hidden
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "expected"),
+    [
+        ("image", [], FIXED_AXES),
+        ("text", [], FIXED_TEXT),
+        ("scalar", [], None),
+        ("image", ["--dynamic"], None),
+        ("image", ["--dynamic-axes", "image=0:batch"], None),
+    ],
+)
+def test_fixed_shapes_and_how_to_change_them(
+    factory: str, options: list[str], expected: str | None
+) -> None:
+    lines = export(f"first_models.py:{factory}", *options)
+    assert [line for line in lines if "fixed" in line] == ([] if expected is None else [expected])
+
+
+def test_what_the_line_on_shapes_says_is_true(folder: Path) -> None:
+    export("first_models.py:image", "--dynamic")
+    exported = modelexport.load(folder / "m.onnx")
+    assert exported.sidecar is not None
+    assert exported.sidecar.export.inputs[0].shape == ("batch", 4)
+
+
+def test_a_program_has_its_shapes_in_it(folder: Path) -> None:
+    program = torch.export.export(nn.Linear(4, 4), (torch.rand(2, 4),))
+    torch.export.save(program, folder / "p.pt2")
+    lines = _run("export", "p.pt2", "m.onnx")
+    assert not any("--dynamic" in line for line in lines)
