@@ -50,6 +50,8 @@ def sweep_one(model_type: str, seconds: float) -> list[Outcome]:
             outcomes.append(attempt(TRANSFORMERS))
         return outcomes
 
+    if model_type not in model_types():  # it has a head for text, and no base model
+        return _sweep_generation(model_type, seconds)
     try:
         outcomes = msgspec.convert(run_isolated(all_ways, 4 * seconds), list[Outcome])
     except LimitError as error:
@@ -102,7 +104,7 @@ def main() -> None:
     known: dict[tuple[str, str], Outcome] = {}
     if options.model_types and options.results.exists():  # only these again: keep the others
         known = {(o.model_type, o.strategy): o for o in _read(options.results)}
-    names = options.model_types or model_types()
+    names = options.model_types or sorted({*model_types(), *generative_types()})
     warm_up()
     options.results.parent.mkdir(parents=True, exist_ok=True)
     with options.results.with_suffix(".partial").open("wb") as partial_results:

@@ -112,7 +112,7 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
     yield from _table(
         ("model type", "reason"),
         [
-            (name, _text(found["fx"].reason))
+            (name, _text(next(iter(found.values())).reason))
             for name, found in sorted(by_type.items())
             if name not in built
         ],
@@ -125,7 +125,8 @@ def _totals(by_type: dict[str, dict[str, Outcome]]) -> Iterator[tuple[str, ...]]
         name: Counter(found[name].status for found in by_type.values() if name in found)
         for name in (*_WAYS, GENERATES)
     }
-    best = Counter(_best(found) for found in by_type.values())
+    exported = [found for found in by_type.values() if not found.keys().isdisjoint(_WAYS)]
+    best = Counter(map(_best, exported))
     for status, meaning in _MEANING.items():
         yield (
             f"`{status}`: {meaning}",
@@ -136,14 +137,18 @@ def _totals(by_type: dict[str, dict[str, Outcome]]) -> Iterator[tuple[str, ...]]
     yield (
         "model types",
         *(str(sum(counts[name].values())) for name in _WAYS),
-        str(len(by_type)),
+        str(len(exported)),
         str(sum(counts[GENERATES].values())),
     )
 
 
 def _best(found: dict[str, Outcome]) -> str:
-    """Return the best outcome of all exporters, but never hide a failure of ours."""
-    statuses = [outcome.status for name, outcome in found.items() if name in _WAYS]
+    """Return the best outcome of all exporters, but never hide a failure of ours.
+
+    A type without a base model has only the outcome of its language model.
+    """
+    ways = [outcome.status for name, outcome in found.items() if name in _WAYS]
+    statuses = ways or [outcome.status for outcome in found.values()]
     order = ["we-fail", *(status for status in _MEANING if status != "we-fail")]
     return min(statuses, key=order.index)
 

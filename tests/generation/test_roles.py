@@ -22,6 +22,7 @@ def steps(**inputs: list[torch.Tensor]) -> Observation:
         steps=tuple(
             {name: values[step] for name, values in all_inputs.items()} for step in range(3)
         ),
+        to_encode={},
         encoded={},
     )
 

@@ -44,8 +44,10 @@ class Observation(NamedTuple):
     """What `generate` itself was given."""
     steps: tuple[Leaves, ...]
     """What each step passed, one token at a time after the first one."""
+    to_encode: Leaves
+    """What `generate` passed to the module that encodes the prompt; nothing without one."""
     encoded: Leaves
-    """What the module that encodes the prompt returned; nothing without one."""
+    """What that module returned."""
 
 
 class SplitModel(NamedTuple):
@@ -95,11 +97,10 @@ def split_model(
     with greedy_generation(model) as config:
         if max_cache_length is not None:
             wanted.update(_fixed_cache(model, wanted, config, max_cache_length))
-        elif not has_encoder and _slides(model):
+        elif _slides(model):
             # The length of a window that is not full yet would be fixed by the export. The model
             # masks what is outside the window in any case.
-            caches = importlib.import_module("transformers.cache_utils")
-            wanted[_CACHE] = caches.DynamicCache()
+            wanted[_CACHE] = _growing_cache(has_encoder)
         with _observe(model, has_encoder) as observer:
             stages = _decompose(model, wanted, config, has_encoder)
         steps = tuple(dict(named_tensors(step)) for step in observer.steps[:_STEPS])
@@ -108,10 +109,13 @@ def split_model(
             # Two steps at once are another computation than one after the other.
             stages = _decompose(model, wanted, config, has_encoder, at_once=False)
     parts = [ModelPart(name, part, _caches_last(args)) for name, (part, args) in stages.items()]
+    to_encode: Leaves = {}
     if has_encoder:
-        parts.insert(0, ModelPart(ENCODE, *observer.encoder_call()))
-    observed = Observation(dict(named_tensors(inputs)), steps, observer.encoded)
-    return SplitModel(tuple(parts), observed)
+        encoder = ModelPart(ENCODE, *observer.encoder_call())
+        to_encode = dict(named_tensors(encoder.inputs))
+        parts.insert(0, encoder)
+    given = dict(named_tensors(inputs))
+    return SplitModel(tuple(parts), Observation(given, steps, to_encode, observer.encoded))
 
 
 def _check_keeps_cache(model: nn.Module, steps: Sequence[Leaves]) -> None:
@@ -164,6 +168,14 @@ def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -
         raise ArgumentError(f"{name} has no cache of fixed size", hint=hint)
     cache.reset()
     return {_CACHE: cache}
+
+
+def _growing_cache(has_encoder: bool) -> Any:
+    """Return an empty cache that keeps all tokens."""
+    caches = importlib.import_module("transformers.cache_utils")
+    if has_encoder:
+        return caches.EncoderDecoderCache(caches.DynamicCache(), caches.DynamicCache())
+    return caches.DynamicCache()
 
 
 def _slides(model: Any) -> bool:

@@ -39,7 +39,7 @@ def find_roles(
         leaf = name.removeprefix(INPUT_PREFIX)
         output = next((one for one in (f"{OUTPUT_PREFIX}{leaf}", leaf) if one in known), None)
         if part == ENCODE:
-            roles[name] = _prompt(observed.given.get(leaf), leaf, observed)
+            roles[name] = _prompt(observed.to_encode.get(leaf), leaf, observed)
         elif output is not None and leaf not in observed.given:
             roles[name] = GenerationInput(Role.STATE, output, empty=_empty_shape(leaf, observed))
         else:
