@@ -147,8 +147,8 @@ def data_of(tensor: onnx.TensorProto, folder: Path) -> bytes:
 def test_weights_are_stored_once() -> None:
     path = exported("llama")
     record = read_generation(path)
-    assert record.data == ("m.onnx.data",)
-    data = path.with_name("m.onnx.data")
+    assert record.data == ("m_generation.onnx.data",)
+    data = path.with_name("m_generation.onnx.data")
     spans = {}
     for part in record.parts.values():
         proto = onnx.load(path.with_name(part.onnx), load_external_data=False)
@@ -159,10 +159,10 @@ def test_weights_are_stored_once() -> None:
     weights = sum(p.numel() * p.element_size() for p in build("llama").parameters())
     assert data.stat().st_size < 1.2 * weights
     assert sorted(one.name for one in path.parent.iterdir()) == [
-        "m.onnx.data",
         "m_decode.onnx",
         "m_decode_hierarchy.json",
         "m_generation.json",
+        "m_generation.onnx.data",
         "m_prefill.onnx",
         "m_prefill_hierarchy.json",
         "tokenizer",

@@ -16,12 +16,9 @@ from modelexport.capture.model_state import preserve_model, silence_torch, swap_
 from modelexport.capture.pytrees import is_tree, named_tensors, register_caches
 from modelexport.capture.transformers_exporter import import_exporters
 from modelexport.errors import ArgumentError, ModelRunError, first_line
-from modelexport.generation.records import ENCODE, TokenIds
+from modelexport.generation.records import CACHE, DECODER_TOKENS, ENCODE, TOKENS, TokenIds
 from modelexport.option_values import spell_option
 
-MASK = "attention_mask"
-"""What transformers calls the mask of tokens, in `forward` and in `generate`."""
-_CACHE = "past_key_values"
 _STEPS = 3
 """How many steps of `generate` the exporter captures: the first one, and two more to merge."""
 
@@ -99,7 +96,7 @@ def split_model(
             # The length of a window that is not full yet would be fixed by the export. The model
             # masks what is outside the window in any case.
             caches = importlib.import_module("transformers.cache_utils")
-            wanted[_CACHE] = caches.DynamicCache()
+            wanted[CACHE] = caches.DynamicCache()
         with _observe(model, has_encoder) as observer:
             stages = _decompose(model, wanted, config, has_encoder)
         steps = tuple(dict(named_tensors(step)) for step in observer.steps[:_STEPS])
@@ -147,12 +144,12 @@ def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -
     static.cache_implementation, static.max_cache_len = "static", length
     with _observe(model, has_encoder=False) as observer:
         _decompose(model, inputs, static, has_encoder=False)
-    cache: Any = observer.steps[1].get(_CACHE)
+    cache: Any = observer.steps[1].get(CACHE)
     if not is_tree(cache) or not getattr(cache, "is_compileable", False):
         name = type(model).__name__
         raise ArgumentError(f"{name} has no cache of fixed size", hint=hint)
     cache.reset()
-    return {_CACHE: cache}
+    return {CACHE: cache}
 
 
 def _slides(model: Any) -> bool:
@@ -241,10 +238,10 @@ def token_input(step: Mapping[str, torch.Tensor]) -> str:
     Raises:
         ModelRunError: It passes none.
     """
-    for name in ("decoder_input_ids", "input_ids"):
+    for name in (DECODER_TOKENS, TOKENS):
         if name in step:
             return name
-    raise ModelRunError("generate() passes no token ids to the model", hint="pass input_ids")
+    raise ModelRunError("generate() passes no token ids to the model", hint=f"pass {TOKENS}")
 
 
 def is_one_stream(tokens: torch.Tensor) -> bool:
