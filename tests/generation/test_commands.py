@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,7 @@ from exports import shared_folder
 from folders import tokenizer
 from language_models import SMALL, build
 from modelexport.cli.main import main
+from modelexport.generation import check
 from modelexport.generation.records import read_generation
 from modelexport.generation.run import _TextWriter
 
@@ -71,6 +73,22 @@ def test_text_goes_to_stdout(folder: Path) -> None:
     assert len(result.tokens) == 8
     assert "tokens per second" in done.stderr
     assert "PyTorch generates the same 8 tokens" in done.stderr
+
+
+def test_pytorch_may_leave_out_the_last_token(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Whisper does with the one that ends the text."""
+    path = folder / "m_generation.json"
+    record = read_generation(path)
+    tokens = modelexport.generate(path, input_ids=[5, 6], max_new_tokens=4).tokens
+    for last, equal in ((3, True), (5, False)):
+        generated = msgspec.structs.replace(
+            modelexport.generate(path, input_ids=[5, 6]), tokens=(*tokens, last)
+        )
+        monkeypatch.setattr(check, "generate_with_pytorch", lambda *_: tokens)
+        answer = check.check_tokens(str(folder / "llama"), path, record, generated, {}, 5)
+        assert answer.equal is equal
 
 
 def test_another_model_generates_other_tokens(folder: Path, tmp_path: Path) -> None:
