@@ -102,10 +102,11 @@ NAMES = [
     for number, name in enumerate(CONFIGS)
 ]
 AUTO = (
-    "AutoModelForCausalLM",
-    "AutoModelForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForCausalLM",
 )
+"""With an encoder first: the decoders of BART and Whisper alone are causal models as well."""
 
 
 def build(name: str) -> Any:

@@ -75,7 +75,8 @@ def export_source(
     check_function("on_step", on_step)
     chosen = convert_options(resolve_names(options, SOURCE_KEYWORDS), ExportOptions)
     report, notes = run_export(os.fspath(spec), output_path, chosen, on_step, verbose)
-    warn_of_failures(report)
+    for part in report.parts.values() or (report,):
+        warn_of_failures(part)
     return msgspec.structs.replace(report, notes=(*notes, *report.notes))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,9 @@ from exports import shared_folder
 from folders import tokenizer
 from language_models import SMALL, build
 from modelexport.cli.main import main
+from modelexport.generation import check
 from modelexport.generation.records import read_generation
+from modelexport.generation.run import _TextWriter
 
 
 def run(*arguments: object) -> Result:
@@ -47,7 +51,7 @@ def folder() -> Path:
 def test_two_arguments_and_a_flag(folder: Path) -> None:
     stdout = (folder / "stdout.txt").read_text()
     assert "LlamaForCausalLM in parts" in stdout
-    assert "weights of all parts in m.onnx.data" in stdout
+    assert "weights of all parts in m_generation.onnx.data" in stdout
     assert "batch, sequence and cache lengths are symbolic" in stdout
     assert "next: modelexport generate" in (folder / "stderr.txt").read_text()
     record = read_generation(folder / "m_generation.json")
@@ -71,6 +75,22 @@ def test_text_goes_to_stdout(folder: Path) -> None:
     assert "PyTorch generates the same 8 tokens" in done.stderr
 
 
+def test_pytorch_may_leave_out_the_last_token(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Whisper does with the one that ends the text."""
+    path = folder / "m_generation.json"
+    record = read_generation(path)
+    tokens = modelexport.generate(path, input_ids=[5, 6], max_new_tokens=4).tokens
+    for last, equal in ((3, True), (5, False)):
+        generated = msgspec.structs.replace(
+            modelexport.generate(path, input_ids=[5, 6]), tokens=(*tokens, last)
+        )
+        monkeypatch.setattr(check, "generate_with_pytorch", lambda *_: tokens)
+        answer = check.check_tokens(str(folder / "llama"), path, record, generated, {}, 5)
+        assert answer.equal is equal
+
+
 def test_another_model_generates_other_tokens(folder: Path, tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path / "other")
     path = folder / "m_generation.json"
@@ -82,7 +102,7 @@ def test_another_model_generates_other_tokens(folder: Path, tmp_path: Path) -> N
 def test_token_ids_need_no_tokenizer(folder: Path, tmp_path: Path) -> None:
     path = folder / "m_generation.json"
     record = json.loads(path.read_text())
-    for name in ("m_prefill.onnx", "m_decode.onnx", "m.onnx.data"):
+    for name in ("m_prefill.onnx", "m_decode.onnx", "m_generation.onnx.data"):
         shutil.copy(folder / name, tmp_path)
     bare = tmp_path / "bare_generation.json"
     bare.write_text(json.dumps({**record, "tokenizer": None}))
@@ -143,6 +163,14 @@ def _change(record: dict[str, Any], flaw: str) -> None:
             state["role"] = "other"
         case "does not return 'x'":
             state.update(role="result", source="x")
+        case "is the output 'x', which":
+            state["source"] = "x"
+        case "has no source":
+            state.update(role="prompt", source=None)
+        case "has the number 10000000000000000000000":
+            decode["inputs"]["position_ids"]["start"] = 10**22
+        case "the part 'decode' is not beside it":
+            decode["onnx"] = ".."
         case "its cache holds -1 tokens":
             record["max_cache_length"] = -1
         case "has no scores":
@@ -161,12 +189,16 @@ def _change(record: dict[str, Any], flaw: str) -> None:
         "takes no tokens",
         "has no known origin",
         "does not return 'x'",
+        "is the output 'x', which",
+        "has no source",
+        "has the number 10000000000000000000000",
+        "the part 'decode' is not beside it",
         "its cache holds -1 tokens",
         "has no scores",
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(folder: Path, tmp_path: Path, flaw: str) -> None:
-    for name in ("m_prefill.onnx", "m_decode.onnx", "m.onnx.data"):
+    for name in ("m_prefill.onnx", "m_decode.onnx", "m_generation.onnx.data"):
         (tmp_path / name).hardlink_to(folder / name)
     record = json.loads((folder / "m_generation.json").read_text())
     _change(record, flaw)
@@ -179,11 +211,27 @@ def test_a_damaged_file_is_named_in_one_line(folder: Path, tmp_path: Path, flaw:
 
 
 def test_a_batch_of_language_models(folder: Path, tmp_path: Path) -> None:
-    jobs = [{"model": str(folder / "llama"), "output": "one.onnx", "generation": True}]
+    """Into the folder of the model, where outputs do not count as files of the model."""
+    shutil.copytree(folder / "llama", tmp_path / "llama")
+    jobs = [{"model": "llama", "output": "llama/one.onnx", "generation": True}]
     (tmp_path / "jobs.json").write_text(json.dumps({"jobs": jobs}))
     done = run("batch", tmp_path / "jobs.json")
     assert done.exit_code == 0, done.output
-    assert read_generation(tmp_path / "one_generation.json").parts.keys() == {"prefill", "decode"}
+    record = read_generation(tmp_path / "llama" / "one_generation.json")
+    assert record.parts.keys() == {"prefill", "decode"}
+    assert "skipped" in run("batch", tmp_path / "jobs.json", "--resume").stderr
+
+
+def test_jobs_that_would_write_the_same_part(folder: Path, tmp_path: Path) -> None:
+    model = str(folder / "llama")
+    jobs = [
+        {"model": model, "output": "one.onnx", "generation": True},
+        {"model": model, "output": "one_decode.onnx"},
+    ]
+    (tmp_path / "jobs.json").write_text(json.dumps({"jobs": jobs}))
+    done = run("batch", tmp_path / "jobs.json")
+    assert done.exit_code == 2
+    assert "one_decode.onnx" in done.stderr
 
 
 def test_verify_and_profile_a_part(folder: Path) -> None:
@@ -215,6 +263,83 @@ def test_a_model_without_a_cache(tmp_path: Path) -> None:
     done = run("export", tmp_path / "gpt", tmp_path / "m", "--generation")
     assert done.exit_code == 2
     assert "OpenAIGPTLMHeadModel keeps no cache" in done.stderr
+
+
+@pytest.mark.sanity
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"input_ids": [[5, 6], [7, 8]]}, "one text at a time, and input_ids has 2 rows"),
+        ({"input_ids": [5, 6]}, "one row of token ids, got the shape [2]"),
+        ({"input_ids": [[5.5, 6]]}, "whole numbers"),
+        ({"input_ids": [[5, -6]]}, "0 or more"),
+        ({"input_ids": [["a"]]}, "whole numbers"),
+        ({"input_ids": np.zeros((1, 0), int)}, "the prompt is empty"),
+        ({"input_ids": [[0, 5]], "attention_mask": [[0, 1]]}, "a text without padding"),
+        ({"input_ids": [[5, 6]], "attention_mask": [[1]]}, "a text without padding"),
+        ({"input_ids": [[5, 6]], "other": [[1]]}, "takes no input 'other'"),
+    ],
+)
+def test_arrays_that_are_no_prompt(
+    folder: Path, tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    np.savez(tmp_path / "x.npz", **arrays)
+    done = run("generate", folder / "m_generation.json", "--inputs", tmp_path / "x.npz")
+    assert done.exit_code == 2
+    assert message in done.stderr
+    both = run("generate", folder / "m_generation.json", "a", "--inputs", tmp_path / "x.npz")
+    assert "are both the prompt" in both.stderr
+
+
+def test_a_prompt_may_hold_any_token(folder: Path, tmp_path: Path) -> None:
+    """Also the one for padding, which PyTorch would mask without a mask, and the last one."""
+    np.savez(tmp_path / "x.npz", input_ids=np.array([[0, 5, 3, 0, 6]]))
+    path, inputs = folder / "m_generation.json", ("--inputs", tmp_path / "x.npz")
+    done = run("generate", path, *inputs, "--check", folder / "llama", "--max-new-tokens", 1)
+    assert done.exit_code == 0, done.output
+    assert "1 token in " in done.stderr
+    huge = run("generate", path, "--input-ids", 10**30)
+    assert (huge.exit_code, huge.stderr.count("\n")) == (2, 1)
+
+
+def test_a_long_text_is_decoded_in_windows(folder: Path) -> None:
+    words, sizes, pieces = tokenizer(), [], []
+
+    class Counted:
+        def decode(self, tokens: list[int], **options: Any) -> str:
+            sizes.append(len(tokens))
+            return str(words.decode(tokens, **options))
+
+    writer = _TextWriter(Counted(), pieces.append)
+    for number in range(1000):
+        writer.add(4 + number % 13)
+    assert max(sizes) < 200
+    assert "".join(pieces) == writer.finish()
+
+
+def test_an_export_in_one_file_beside_the_parts(folder: Path, tmp_path: Path) -> None:
+    """The same output with and without `--generation`: no file of one is a file of the other."""
+    for path in folder.glob("m_*"):
+        shutil.copy(path, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = run("export", folder / "llama", tmp_path / "m.onnx")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "m.onnx.data").exists()
+    assert before.items() <= {path.name: path.read_bytes() for path in tmp_path.iterdir()}.items()
+
+
+def test_pages_and_reports_of_the_parts(folder: Path, tmp_path: Path) -> None:
+    flags = ("--with-view", "--with-report", "--no-external-data")
+    done = run("export", folder / "llama", tmp_path / "a b.v1", "--generation", *flags)
+    assert done.exit_code == 0, done.output
+    for part in ("prefill", "decode"):
+        for line in (f"page a b.v1_{part}.html", f"report a b.v1_{part}_report.md"):
+            assert line in done.stdout
+            assert (tmp_path / line.partition(" ")[2]).exists()
+    assert not list(tmp_path.glob("*.data"))
+    # What it says comes next can be pasted.
+    command = done.stderr.splitlines()[-1].removeprefix("next: modelexport ")
+    assert run(*shlex.split(command)).exit_code == 0
 
 
 def test_other_inputs_have_to_be_arrays(folder: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import modelexport
-from language_models import ALWAYS, CONFIGS, NAMES, build, exported, prompt
+from language_models import ALWAYS, CONFIGS, NAMES, VOCABULARY, build, exported, prompt
 from modelexport.capture.inputs import ModelInputs
 from modelexport.generation.check import generate_with_pytorch
 from modelexport.generation.export import widen_inputs
@@ -25,6 +25,15 @@ from modelexport.onnx_file.model_file import external_tensors
 from scopes import RecordedScopes, differences
 
 EIGHT = 8
+LANGUAGES = {
+    "is_multilingual": True,
+    "lang_to_id": {"<|en|>": 5, "<|de|>": 6},
+    "task_to_id": {"transcribe": 7, "translate": 8},
+    "no_timestamps_token_id": VOCABULARY - 1,
+    "suppress_tokens": [12, 13, 14],
+    "begin_suppress_tokens": [9, 10],
+}
+"""What the configuration of a Whisper of several languages adds."""
 
 
 def split(name: str) -> SplitModel:
@@ -62,6 +71,21 @@ def test_the_tokens_are_those_of_pytorch(name: str) -> None:
         assert result.tokens == generate_with_pytorch(model, given, read_generation(path), EIGHT)
         seen.update(result.tokens)
     assert len(seen) > 2  # or the test would prove little
+
+
+def test_generate_may_run_the_model_before_the_first_step(tmp_path: Path) -> None:
+    """Whisper finds out the language by a call without a cache, and forbids some tokens."""
+    model = build("whisper")
+    for name, value in LANGUAGES.items():
+        setattr(model.generation_config, name, value)
+    path = modelexport.export_generation(model, prompt(model), tmp_path / "m").generation_path
+    assert path is not None
+    record = read_generation(path)
+    assert list(record.parts) == ["encode", "prefill", "decode"]
+    assert record.tokens.decoder_start[1] in (5, 6)  # the language
+    given = {n: t.numpy() for n, t in prompt(model, seed=3).items()}
+    result = modelexport.generate(path, inputs=given, max_new_tokens=EIGHT)
+    assert result.tokens == generate_with_pytorch(model, given, record, EIGHT)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,8 +171,8 @@ def data_of(tensor: onnx.TensorProto, folder: Path) -> bytes:
 def test_weights_are_stored_once() -> None:
     path = exported("llama")
     record = read_generation(path)
-    assert record.data == ("m.onnx.data",)
-    data = path.with_name("m.onnx.data")
+    assert record.data == ("m_generation.onnx.data",)
+    data = path.with_name("m_generation.onnx.data")
     spans = {}
     for part in record.parts.values():
         proto = onnx.load(path.with_name(part.onnx), load_external_data=False)
@@ -159,10 +183,10 @@ def test_weights_are_stored_once() -> None:
     weights = sum(p.numel() * p.element_size() for p in build("llama").parameters())
     assert data.stat().st_size < 1.2 * weights
     assert sorted(one.name for one in path.parent.iterdir()) == [
-        "m.onnx.data",
         "m_decode.onnx",
         "m_decode_hierarchy.json",
         "m_generation.json",
+        "m_generation.onnx.data",
         "m_prefill.onnx",
         "m_prefill_hierarchy.json",
         "tokenizer",
@@ -224,4 +248,6 @@ def test_a_model_that_does_not_generate(tmp_path: Path) -> None:
 
 
 def test_every_configuration_has_a_name() -> None:
+    encoders = [name for name in CONFIGS if build(name).config.is_encoder_decoder]
+    assert encoders == ["t5", "bart", "whisper"]
     assert len(NAMES) == len(CONFIGS) >= ALWAYS

@@ -19,6 +19,7 @@ from modelexport.errors import (
     FormatError,
     describe_type,
 )
+from modelexport.generation.records import DECODE, ENCODE, PREFILL, part_path
 from modelexport.onnx_file.model_file import StrPath, as_path, check_regular_file, is_file
 from modelexport.option_values import convert_options, name_options
 from modelexport.options import SOURCE_KEYWORDS, ExportOptions, resolve_names
@@ -177,9 +178,16 @@ def _make_jobs(
         jobs.append(_complete_job(one, converted[-1], folder, outputs))
     # A name may be derived from the output, and the output from the name: first what is written.
     _check_distinct(where, "name", (job.name for job in converted if job.name))
-    _check_distinct(where, "output", (job.output for job in jobs))
+    _check_distinct(where, "output", (output for job in jobs for output in _outputs(job)))
     _check_distinct(where, "name", (job.name for job in jobs))
     return tuple(jobs)
+
+
+def _outputs(job: BatchJob) -> list[str]:
+    """Return the output of a job, and the files of its parts if it exports a model in parts."""
+    stem = Path(job.output.removesuffix(".onnx"))
+    parts = (ENCODE, PREFILL, DECODE) if job.generation else ()
+    return [job.output, *(str(part_path(stem, part)) for part in parts)]
 
 
 def _check_distinct(where: str, field: str, values: Iterable[str]) -> None:

@@ -23,6 +23,7 @@ _WRITTEN = (
     ".onnx",
     ".onnx.data",
     "_hierarchy.json",
+    "_generation.json",
     "_report.md",
     ".html",
     "_results.jsonl",

@@ -96,8 +96,7 @@ def _success(job: BatchJob, done: SourceExport, digest: str) -> JobResult:
     notes = [*done.notes, *report.notes]
     if report.graphml_error is not None:
         notes.append(f"no GraphML: {report.graphml_error}")
-    if report.view_error is not None:
-        notes.append(f"no page: {report.view_error}")
+    notes += [f"no page: {part.view_error}" for part in parts if part.view_error is not None]
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
     return JobResult(
         name=job.name,

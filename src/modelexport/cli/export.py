@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def export_command(model: str, output: str, verbose: bool, **options: Any) -> No
     for text in notes:
         note(f"note: {text}")
     if report.parts:
-        show_parts(report)
+        show_parts(report, verbose)
     else:
         # The shapes of a program are those that torch.export gave it.
         can_vary = not (request.dynamic or request.dynamic_axes or model.endswith(".pt2"))
@@ -86,6 +87,12 @@ def show_summary(report: ExportReport, verbose: bool = False, can_vary: bool = T
         note(f"note: {text}")
     if len(report.notes) > _MOST_NOTES:
         note(f"note: … and {len(report.notes) - _MOST_NOTES} more places that the tracer warns of")
+    _show_losses(report)
+    show(_summary(report, verbose, can_vary))
+
+
+def _show_losses(report: ExportReport) -> None:
+    """Print what is not in the files: outputs that are no tensors, and drawings that failed."""
     for dropped in report.dropped_outputs:
         note(f"note: output dropped, not a tensor: {dropped}")
     for what, error in (("GraphML", report.graphml_error), ("page", report.view_error)):
@@ -94,7 +101,6 @@ def show_summary(report: ExportReport, verbose: bool = False, can_vary: bool = T
                 f"warning: the model is exported, but its {what} could not be written: "
                 f"{escape_control(error)}"
             )
-    show(_summary(report, verbose, can_vary))
 
 
 def _varying_axes(inputs: Sequence[TensorInfo]) -> str | None:
@@ -106,13 +112,16 @@ def _varying_axes(inputs: Sequence[TensorInfo]) -> str | None:
     return "batch and sequence" if is_text else "axes such as the batch"
 
 
-def show_parts(report: ExportReport) -> None:
+def show_parts(report: ExportReport, verbose: bool = False) -> None:
     """Print what an export with `--generation` did, and how to try it."""
     assert report.generation_path is not None
     for text in report.notes:
         note(f"note: {text}")
-    show(_parts_summary(report))
-    note(f'next: modelexport generate {report.generation_path} "Once upon a time"')
+    for part in report.parts.values():
+        _show_losses(part)
+    show(_parts_summary(report, verbose))
+    path = shlex.quote(str(report.generation_path))
+    note(f'next: modelexport generate {path} "Once upon a time"')
 
 
 def _describe_lengths(report: ExportReport) -> str:
@@ -125,7 +134,7 @@ def _describe_lengths(report: ExportReport) -> str:
     return f"{text} lengths are symbolic{fixed}"
 
 
-def _parts_summary(report: ExportReport) -> Iterator[RenderableType]:
+def _parts_summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
     yield line(f"{report.generation_path}: {report.hierarchy.model.class_} in parts")
     yield line(f"exporter {report.exporter}, opset {report.hierarchy.model.opset}", 2)
     inputs = report.hierarchy.export.inputs_from
@@ -140,6 +149,7 @@ def _parts_summary(report: ExportReport) -> Iterator[RenderableType]:
         yield line(f"{name}: {part.onnx_path.name}, {tagged}, {plural(statistics.tags, 'tag')}", 2)
         infos = part.hierarchy.export.inputs
         yield line(join_names(map(describe_tensor, infos), _MOST_PART_INPUTS), 4)
+        yield from _further_files(part, verbose, 4)
 
 
 def _summary(report: ExportReport, verbose: bool, can_vary: bool) -> Iterator[RenderableType]:
@@ -161,20 +171,25 @@ def _summary(report: ExportReport, verbose: bool, can_vary: bool) -> Iterator[Re
             yield line(f"shapes are fixed; --dynamic makes {axes} symbolic", 4)
     yield from module_counts(modules, statistics.module_status)
     yield line(f"sidecar {report.sidecar_path.name}", 2)
-    if report.view_path is not None:
-        yield line(f"page {report.view_path.name}", 2)
-    if report.report_path is not None:
-        yield line(f"report {report.report_path.name}", 2)
-    if report.graphml_path is not None:
-        path = report.graphml_data_path
-        data = "" if path is None else f", data in {path.name}"
-        yield line(f"graphml {report.graphml_path.name}{data}", 2)
-    if verbose:
-        for step, seconds in report.timings.items():
-            yield line(f"{seconds:8.3f} s  {step}", 2)
+    yield from _further_files(report, verbose, 2)
     yield ""
     yield from module_tree(
         modules,
         nodes=lambda path: f"{modules[path].nodes:,}",
         status=lambda path: "" if modules[path].status == "nodes" else modules[path].status,
     )
+
+
+def _further_files(report: ExportReport, verbose: bool, indent: int) -> Iterator[RenderableType]:
+    """Name the files that were asked for beside the model, and the time of each step."""
+    if report.view_path is not None:
+        yield line(f"page {report.view_path.name}", indent)
+    if report.report_path is not None:
+        yield line(f"report {report.report_path.name}", indent)
+    if report.graphml_path is not None:
+        path = report.graphml_data_path
+        data = "" if path is None else f", data in {path.name}"
+        yield line(f"graphml {report.graphml_path.name}{data}", indent)
+    if verbose:
+        for step, seconds in report.timings.items():
+            yield line(f"{seconds:8.3f} s  {step}", indent)

@@ -8,8 +8,9 @@ import click
 
 from modelexport.cli.console import escape_control, note, progress
 from modelexport.errors import plural
+from modelexport.generation.prompt import load_tokenizer, make_prompt
 from modelexport.generation.records import read_generation
-from modelexport.generation.run import generate, load_tokenizer, make_prompt
+from modelexport.generation.run import Generation, generate
 from modelexport.verification.feeds import read_arrays
 
 
@@ -85,10 +86,7 @@ def generate_command(
         on_text=lambda piece: click.echo(_printable(piece), nl=False),
     )
     click.echo()
-    note(
-        f"{plural(len(result.tokens), 'token')}, {result.tokens_per_second:,.1f} tokens per second "
-        f"after the first, which took {result.first_seconds:.2f} s"
-    )
+    note(_describe_speed(result))
     if check is None:
         return
     with progress() as step:
@@ -111,6 +109,15 @@ def generate_command(
         f"({','.join(map(str, answer.expected))})"
     )
     ctx.exit(1)
+
+
+def _describe_speed(result: Generation) -> str:
+    """Say how many tokens there are, and how fast they came."""
+    count, first = plural(len(result.tokens), "token"), f"{result.first_seconds:.2f} s"
+    if len(result.tokens) < 2:
+        return f"{count} in {first}"
+    speed = f"{result.tokens_per_second:,.1f} tokens per second"
+    return f"{count}, {speed} after the first, which took {first}"
 
 
 def _one(tokens: tuple[int, ...]) -> str:

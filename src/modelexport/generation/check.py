@@ -10,7 +10,7 @@ import torch
 
 from modelexport.errors import ArgumentError, SourceError
 from modelexport.generation.parts import check_can_generate, greedy_generation
-from modelexport.generation.records import GenerationFile
+from modelexport.generation.records import TOKENS, GenerationFile
 from modelexport.generation.run import Generation
 from modelexport.options import SourceOptions
 from modelexport.source.dynamic_axes import open_source
@@ -66,6 +66,9 @@ def check_tokens(
     except ArgumentError as error:
         raise SourceError(error.message, hint=error.hint) from error
     expected = generate_with_pytorch(source.model, prompt, record, max_new_tokens)
+    end = generated.tokens[-1:]
+    if expected + end == generated.tokens and end[0] in record.tokens.eos:
+        expected += end  # a `generate` of a model's own may leave out the token that ends the text
     pairs = enumerate(zip(generated.tokens, expected, strict=False))
     different = next((number for number, (one, other) in pairs if one != other), None)
     if different is None and len(expected) != len(generated.tokens):
@@ -83,6 +86,6 @@ def generate_with_pytorch(
         config.max_new_tokens = max_new_tokens
         sequences = generator.generate(**inputs, generation_config=config)  # type: ignore[attr-defined]
     tokens = tuple(int(token) for token in sequences[0])
-    start = record.tokens.decoder_start or tuple(int(token) for token in prompt["input_ids"][0])
+    start = record.tokens.decoder_start or tuple(int(token) for token in prompt[TOKENS][0])
     # A `generate` of a model's own may return the new tokens alone.
     return tokens[len(start) :] if tokens[: len(start)] == start else tokens

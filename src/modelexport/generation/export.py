@@ -19,7 +19,6 @@ from modelexport.capture.transformers_exporter import ALL_AXES
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
 from modelexport.exporters import EXPORTERS
 from modelexport.generation.parts import (
-    MASK,
     ModelPart,
     SplitModel,
     read_token_ids,
@@ -28,10 +27,14 @@ from modelexport.generation.parts import (
 from modelexport.generation.records import (
     DECODE,
     FORMAT,
+    LOGITS,
+    MASK,
     PREFILL,
+    TOKENS,
     GenerationFile,
     GenerationPart,
     InputRole,
+    data_path,
     encode_generation,
     generation_path,
     part_path,
@@ -163,7 +166,7 @@ def export_parts(
         call.on_step("run generate")
     split = split_model(module, widen_inputs(inputs), options.max_cache_length)
     temp_dir = None if options.temp_dir is None else Path(options.temp_dir)
-    name = f"{stem.name}.onnx.data"
+    name = data_path(stem).name
     with EXPORT_LOCK, transaction(stem.parent, temp_dir) as stage:
         shared = None
         if options.external_data is not False:
@@ -221,14 +224,14 @@ def widen_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, torch.Tensor) and value.dim():
             rows = max(value.shape[0], _LEAST)
             wide[name] = value[torch.arange(rows) % value.shape[0]]
-    tokens = wide.get("input_ids")
+    tokens = wide.get(TOKENS)
     if tokens is None:
         return wide
     length = max(tokens.shape[1], _LEAST + 1)
-    for name in ("input_ids", MASK):
+    for name in (TOKENS, MASK):
         if name in wide:
             wide[name] = wide[name][:, torch.arange(length) % tokens.shape[1]]
-    mask = torch.ones_like(wide["input_ids"])
+    mask = torch.ones_like(wide[TOKENS])
     mask[-1, 0] = 0
     return {**wide, MASK: mask}
 
@@ -283,7 +286,7 @@ def _describe(
             onnx=reports[part].onnx_path.name,
             inputs=find_roles(part, inputs, decode, split.observed),
             outputs=outputs,
-            logits=next((name for name in outputs if name == "logits"), None),
+            logits=LOGITS if LOGITS in outputs else None,
             class_=reports[part].hierarchy.model.class_,
         )
     return GenerationFile(

@@ -16,14 +16,25 @@ from modelexport.capture.model_state import preserve_model, silence_torch, swap_
 from modelexport.capture.pytrees import is_tree, named_tensors, register_caches
 from modelexport.capture.transformers_exporter import import_exporters
 from modelexport.errors import ArgumentError, ModelRunError, first_line
-from modelexport.generation.records import ENCODE, TokenIds
+from modelexport.generation.records import (
+    CACHE,
+    DECODE,
+    DECODER_TOKENS,
+    ENCODE,
+    PREFILL,
+    TOKENS,
+    TokenIds,
+)
 from modelexport.option_values import spell_option
 
-MASK = "attention_mask"
-"""What transformers calls the mask of tokens, in `forward` and in `generate`."""
-_CACHE = "past_key_values"
 _STEPS = 3
 """How many steps of `generate` the exporter captures: the first one, and two more to merge."""
+
+_CHANGES_SCORES = (
+    *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "forced_eos_token_id"),
+    *("repetition_penalty", "no_repeat_ngram_size", "min_length", "min_new_tokens"),
+)
+"""Fields of the configuration of `generate` by which not the token of the highest score follows."""
 
 Leaves = dict[str, torch.Tensor]
 """Tensors by their path in the arguments of `forward`."""
@@ -100,10 +111,13 @@ def split_model(
         elif _slides(model):
             # The length of a window that is not full yet would be fixed by the export. The model
             # masks what is outside the window in any case.
-            wanted[_CACHE] = _growing_cache(has_encoder)
+            wanted[CACHE] = _growing_cache(has_encoder)
         with _observe(model, has_encoder) as observer:
             stages = _decompose(model, wanted, config, has_encoder)
-        steps = tuple(dict(named_tensors(step)) for step in observer.steps[:_STEPS])
+        first = _first_step(observer.steps) if has_encoder else 0
+        if first:
+            stages = _stages_from(model, observer.steps[first:])
+        steps = tuple(dict(named_tensors(step)) for step in observer.steps[first:][:_STEPS])
         _check_keeps_cache(model, steps)
         if max_cache_length is None and _is_recurrent(steps):
             # Two steps at once are another computation than one after the other.
@@ -148,6 +162,28 @@ def _decompose(
     return stages
 
 
+def _first_step(calls: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of the first call that is a step of generation: it passes a cache.
+
+    `generate` may run a model before it, for example to find out the language of a sound.
+    """
+    numbers = (number for number, call in enumerate(calls) if call.get(CACHE) is not None)
+    return next(numbers, 0)
+
+
+def _stages_from(
+    model: nn.Module, steps: Sequence[dict[str, Any]]
+) -> dict[str, tuple[nn.Module, dict[str, Any]]]:
+    """Make the parts as transformers does, from other calls than the first ones."""
+    utils = importlib.import_module("transformers.exporters.utils")
+    first, *later = (
+        {name: value for name, value in step.items() if name != "logits_to_keep"}
+        for step in steps[:_STEPS]
+    )
+    decode = utils._merge_decode_calls(copy.deepcopy(later))
+    return {PREFILL: (copy.copy(model), first), DECODE: (copy.copy(model), decode)}
+
+
 def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -> dict[str, Any]:
     """Return an empty cache for a number of tokens.
 
@@ -162,12 +198,12 @@ def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -
     static.cache_implementation, static.max_cache_len = "static", length
     with _observe(model, has_encoder=False) as observer:
         _decompose(model, inputs, static, has_encoder=False)
-    cache: Any = observer.steps[1].get(_CACHE)
+    cache: Any = observer.steps[1].get(CACHE)
     if not is_tree(cache) or not getattr(cache, "is_compileable", False):
         name = type(model).__name__
         raise ArgumentError(f"{name} has no cache of fixed size", hint=hint)
     cache.reset()
-    return {_CACHE: cache}
+    return {CACHE: cache}
 
 
 def _growing_cache(has_encoder: bool) -> Any:
@@ -218,7 +254,7 @@ def greedy_generation(model: Any) -> Iterator[Any]:
 
     A configuration of the model may sample, search beams or forbid tokens; the model's own special
     tokens stay. A class with a `generate` of its own may need all of its configuration, and keeps
-    it but for sampling and beams.
+    it but for sampling, beams, and tokens that it forbids.
     """
     generation = importlib.import_module("transformers.generation")
     own = copy.deepcopy(model.generation_config)
@@ -227,6 +263,8 @@ def greedy_generation(model: Any) -> Iterator[Any]:
         config = generation.GenerationConfig(**{name: getattr(own, name, None) for name in names})
     else:
         config = own
+        for name in _CHANGES_SCORES:
+            setattr(config, name, None)
     config.do_sample, config.num_beams, config.use_cache = False, 1, True
     if config.pad_token_id is None:
         eos = config.eos_token_id
@@ -264,10 +302,10 @@ def token_input(step: Mapping[str, torch.Tensor]) -> str:
     Raises:
         ModelRunError: It passes none.
     """
-    for name in ("decoder_input_ids", "input_ids"):
+    for name in (DECODER_TOKENS, TOKENS):
         if name in step:
             return name
-    raise ModelRunError("generate() passes no token ids to the model", hint="pass input_ids")
+    raise ModelRunError("generate() passes no token ids to the model", hint=f"pass {TOKENS}")
 
 
 def is_one_stream(tokens: torch.Tensor) -> bool:
@@ -287,6 +325,8 @@ class _Observer:
         self.steps.append(copy.deepcopy(kwargs))
 
     def before_encoder(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._generates():
+            return
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
         call: dict[str, Any] = {}
         for name, value in bound.arguments.items():
@@ -295,7 +335,12 @@ class _Observer:
         self._encoder = (module, copy.deepcopy(call))
 
     def after_encoder(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.encoded = {name: tensor.clone() for name, tensor in named_tensors(output)}
+        if not self._generates():
+            self.encoded = {name: tensor.clone() for name, tensor in named_tensors(output)}
+
+    def _generates(self) -> bool:
+        """Return whether a step has run; what is encoded later is another stretch of the input."""
+        return any(step.get(CACHE) is not None for step in self.steps)
 
     def encoder_call(self) -> tuple[nn.Module, dict[str, Any]]:
         if self._encoder is None:

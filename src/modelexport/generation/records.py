@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from modelexport.errors import FileError, FormatError
+from modelexport.onnx_file.atomic_write import is_inside
 from modelexport.tagged.records import UNREADABLE, TensorInfo
 
 FORMAT = "modelexport-generation/1"
@@ -16,8 +18,13 @@ OUTPUT_PREFIX = "output."
 """How the name of an output begins where an input has the same one, as caches do."""
 ENCODE, PREFILL, DECODE = "encode", "prefill", "decode"
 """The parts: what runs once on the input, the first step of generation, and each further one."""
+TOKENS, DECODER_TOKENS, MASK = "input_ids", "decoder_input_ids", "attention_mask"
+CACHE, LOGITS = "past_key_values", "logits"
+"""The interface of transformers: what its `generate` takes, and its models take and return."""
 _LARGEST_STATE = 1 << 30
 """The most elements of a state before the first step."""
+_LARGEST_NUMBER = 1 << 31
+"""The greatest position or constant."""
 
 
 class InputRole(enum.StrEnum):
@@ -26,11 +33,12 @@ class InputRole(enum.StrEnum):
     TOKENS = "tokens"
     """The token ids of this step."""
     MASK = "mask"
-    """A one for each token so far, those of this step included."""
+    """A one for each token so far, those of this step included; a zero for padding."""
     CAUSAL_MASK = "causal_mask"
-    """For each token of this step, whether it may see each place of a cache of fixed size."""
+    """For each token of this step, whether it may see each place of a cache of fixed size: those of
+    itself and of the tokens before it, without padding."""
     POSITIONS = "positions"
-    """The position of each token of this step, counted from `start`."""
+    """The position of each token of this step, counted from `start`; padding does not count."""
     STATE = "state"
     """The output `source` of the step before, which the first step may name without the prefix
     `output.`; zeros of the shape `empty` before the first step."""
@@ -111,6 +119,11 @@ def part_path(stem: Path, part: str) -> Path:
     return stem.with_name(f"{stem.name}_{part}.onnx")
 
 
+def data_path(stem: Path) -> Path:
+    """Return the path of the data file of all parts; that of `<stem>.onnx` is another."""
+    return stem.with_name(f"{stem.name}_generation.onnx.data")
+
+
 def encode_generation(record: GenerationFile) -> bytes:
     """Encode a generation file."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
@@ -145,9 +158,25 @@ def _find_flaw(record: GenerationFile) -> str | None:
     if record.max_cache_length is not None and record.max_cache_length < 1:
         return f"its cache holds {record.max_cache_length} tokens"
     for name, part in record.parts.items():
-        if Path(part.onnx).name != part.onnx:
+        if not is_inside(part.onnx) or Path(part.onnx).name != part.onnx:
             return f"the file of the part {name!r} is not beside it"
-        for one in part.inputs.values():
-            if min(one.empty, default=0) < 0 or math.prod(one.empty) > _LARGEST_STATE:
-                return f"a state of the part {name!r} has the shape {list(one.empty)}"
+        for given, one in part.inputs.items():
+            flaw = _find_input_flaw(one, record.parts[DECODE].outputs)
+            if flaw is not None:
+                return f"the input {given!r} of the part {name!r} {flaw}"
+    return None
+
+
+def _find_input_flaw(one: GenerationInput, outputs: Sequence[str]) -> str | None:
+    """Describe what no export writes of an input; None if there is nothing."""
+    # A size may be 0 beside one that no array can have.
+    size = math.prod(max(size, 1) for size in one.empty)
+    if min(one.empty, default=0) < 0 or size > _LARGEST_STATE:
+        return f"has the shape {list(one.empty)}"
+    if abs(one.start) > _LARGEST_NUMBER:
+        return f"has the number {one.start}"
+    if one.role is InputRole.STATE and one.source not in outputs:
+        return f"is the output {one.source!r}, which the part {DECODE!r} does not have"
+    if one.role in (InputRole.PROMPT, InputRole.RESULT) and one.source is None:
+        return "has no source"
     return None

@@ -8,12 +8,11 @@ import torch
 
 from modelexport.capture.graph_inputs import INPUT_PREFIX
 from modelexport.generation.parts import (
-    MASK,
     Observation,
     is_one_stream,
     token_input,
 )
-from modelexport.generation.records import ENCODE, OUTPUT_PREFIX, PREFILL, GenerationInput
+from modelexport.generation.records import ENCODE, MASK, OUTPUT_PREFIX, PREFILL, GenerationInput
 from modelexport.generation.records import InputRole as Role
 
 _OTHER = GenerationInput(Role.OTHER)

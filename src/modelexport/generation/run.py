@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +10,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from modelexport.errors import ArgumentError, FormatError, SourceError, first_line
+from modelexport.errors import ArgumentError, FormatError
+from modelexport.generation.prompt import load_tokenizer, make_prompt
 from modelexport.generation.records import (
     DECODE,
     ENCODE,
+    MASK,
     OUTPUT_PREFIX,
     PREFILL,
+    TOKENS,
     GenerationFile,
     GenerationInput,
     GenerationPart,
@@ -29,7 +31,8 @@ from modelexport.verification.runtime import OPTIMIZED, Session
 
 # Nothing here imports torch: the files run without it.
 
-_TOKENS, _MASK = "input_ids", "attention_mask"
+_WINDOW, _OVERLAP = 128, 16
+"""The most tokens that are decoded for one more, and how many of them the next window keeps."""
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -93,73 +96,12 @@ def generate(
         writer.add(token)
     steps, seconds = len(tokens) - 1, time.perf_counter() - first
     return Generation(
-        prompt=tuple(int(token) for token in prompt.get(_TOKENS, np.zeros((1, 0)))[0]),
+        prompt=tuple(int(token) for token in prompt.get(TOKENS, np.zeros((1, 0)))[0]),
         tokens=tuple(tokens),
         text=writer.finish(),
         tokens_per_second=steps / seconds if steps > 0 and seconds > 0 else 0.0,
         first_seconds=first - begin,
     )
-
-
-def load_tokenizer(path: Path, record: GenerationFile, needed: bool) -> Any | None:
-    """Load the tokenizer that a generation file names; None if there is none.
-
-    Raises:
-        SourceError: It is needed and cannot be loaded.
-    """
-    hint = "pass token ids with --input-ids"
-    if record.tokenizer is None:
-        if needed:
-            raise SourceError(f"{path.name} names no tokenizer", hint=hint)
-        return None
-    folder = path.parent / record.tokenizer
-    name = str(folder) if folder.is_dir() else record.tokenizer
-    try:
-        transformers = importlib.import_module("transformers")
-        return transformers.AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # folders of other versions fail in many ways
-        if not needed:
-            return None
-        message = f"cannot load the tokenizer in {record.tokenizer}: {first_line(error)}"
-        raise SourceError(message, hint=hint) from error
-
-
-def make_prompt(
-    record: GenerationFile,
-    tokenizer: Any | None,
-    text: str | None,
-    input_ids: Sequence[int] | None,
-    inputs: Mapping[str, Array] | None,
-) -> dict[str, Array]:
-    """Return what the user passes, as arrays of one row by name.
-
-    Raises:
-        ArgumentError: There is no prompt, or more than one.
-    """
-    given = {name: np.asarray(array) for name, array in (inputs or {}).items()}
-    if text is not None and input_ids is not None:
-        raise ArgumentError("text and input_ids are both the prompt", hint="give one of them")
-    if text is not None:
-        assert tokenizer is not None  # see load_tokenizer
-        input_ids = tokenizer(text)["input_ids"]
-    if input_ids is not None:
-        if not len(input_ids):
-            raise ArgumentError("the prompt is empty", hint="pass a text or token ids")
-        given[_TOKENS] = np.array([list(input_ids)], np.int64)
-        given.setdefault(_MASK, np.ones_like(given[_TOKENS]))
-    needed = {
-        one.source
-        for part in record.parts.values()
-        for one in part.inputs.values()
-        if one.role is InputRole.PROMPT and one.source is not None
-    }
-    needed = needed or {_TOKENS}
-    missing = sorted(name for name in needed - {_MASK} if name not in given)
-    if missing:
-        raise ArgumentError(
-            f"the model needs {', '.join(missing)}", hint="pass a text, --input-ids or --inputs"
-        )
-    return given
 
 
 class Runner:
@@ -196,10 +138,12 @@ class Runner:
         tokens = list(self._record.tokens.decoder_start)
         if ENCODE in self._sessions:
             self._encoded = self._run(ENCODE, [])
-        elif _TOKENS not in prompt:
-            raise ArgumentError("the model needs input_ids", hint="pass a text or --input-ids")
+        elif TOKENS not in prompt:
+            raise ArgumentError(f"the model needs {TOKENS}", hint="pass a text or --input-ids")
         else:
-            tokens = [int(token) for token in prompt[_TOKENS][0]]
+            tokens = [int(token) for token in prompt[TOKENS][0]]
+        if not tokens:
+            raise FormatError("the generation file names no token that starts the text")
         longest = self._record.max_cache_length
         if longest is not None and len(tokens) + max_new_tokens - 1 > longest:
             raise ArgumentError(
@@ -285,7 +229,7 @@ class Runner:
         return self._state.get(_leaf(one.source or ""), np.zeros(one.empty))
 
     def _prompt(self, name: str) -> Array:
-        if name not in self._given and name == _MASK:
+        if name not in self._given and name == MASK:
             first = next(iter(self._given.values()))
             return np.ones(first.shape[:2], np.int64)
         return self._given[name]
@@ -322,13 +266,19 @@ def _check_described(session: Session, part: GenerationPart) -> None:
 
 
 class _TextWriter:
-    """Decode tokens as they come, and pass on the text that is complete."""
+    """Decode tokens as they come, and pass on the text that is complete.
+
+    The text of a token may depend on those before it, so that some are decoded again with each.
+    """
 
     def __init__(self, tokenizer: Any | None, on_text: Callable[[str], None] | None) -> None:
         self._tokenizer = tokenizer
         self._on_text = on_text or (lambda _: None)
         self._tokens: list[int] = []
+        self._first = 0
+        """The first token that is decoded again."""
         self._written = ""
+        """The text from that token on that was passed on."""
 
     def add(self, token: int) -> None:
         """Decode one more token."""
@@ -336,21 +286,24 @@ class _TextWriter:
         if self._tokenizer is None:
             self._on_text(f"{',' if len(self._tokens) > 1 else ''}{token}")
             return
-        text = self._decode()
+        text = self._decode(self._first)
         # A character may take several tokens; until the last one it ends in this mark.
         if not text.endswith("\ufffd") and text.startswith(self._written):
             self._on_text(text[len(self._written) :])
             self._written = text
+            if len(self._tokens) - self._first > _WINDOW:
+                self._first = len(self._tokens) - _OVERLAP
+                self._written = self._decode(self._first)
 
     def finish(self) -> str | None:
         """Pass on what is left, and return the whole text."""
         if self._tokenizer is None:
             return None
-        text = self._decode()
+        text = self._decode(self._first)
         if text.startswith(self._written):
             self._on_text(text[len(self._written) :])
-        return text
+        return self._decode(0)
 
-    def _decode(self) -> str:
+    def _decode(self, first: int) -> str:
         assert self._tokenizer is not None
-        return str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
+        return str(self._tokenizer.decode(self._tokens[first:], skip_special_tokens=True))
