@@ -20,8 +20,8 @@ from modelexport.errors import first_line
 from modelexport.generation.check import generate_with_pytorch
 from modelexport.generation.export import widen_inputs
 from modelexport.generation.parts import ModelPart, split_model
+from modelexport.generation.prompt import make_prompt
 from modelexport.generation.records import GenerationFile, read_generation
-from modelexport.generation.run import make_prompt
 from modelexport.source.huggingface import use_exportable_experts
 from modelexport.source.input_specs import guess_inputs, make_tensor
 from scopes import RecordedScopes, differences
