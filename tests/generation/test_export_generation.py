@@ -242,6 +242,14 @@ def test_options_that_cannot_work(options: Any, message: str, tmp_path: Path) ->
         modelexport.export_generation(model, prompt(model), tmp_path / "m", **options)
 
 
+@pytest.mark.sanity
+@pytest.mark.parametrize("output", ["", ".", "models/", "/"])
+def test_an_output_without_a_name(output: str) -> None:
+    model = build("llama")
+    with pytest.raises(modelexport.ArgumentError, match="is a folder"):
+        modelexport.export_generation(model, prompt(model), output)
+
+
 def test_a_model_that_does_not_generate(tmp_path: Path) -> None:
     with pytest.raises(modelexport.ArgumentError, match="does not generate text"):
         modelexport.export_generation(torch.nn.Linear(2, 2), {}, tmp_path / "m")
