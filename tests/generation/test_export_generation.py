@@ -234,6 +234,7 @@ def test_no_cache_of_fixed_size(name: str, reason: str, tmp_path: Path) -> None:
         ({"graphml_output": "m.graphml"}, "graphml_output names one file"),
         ({"fx_graph": "m.txt"}, "fx_graph names one file"),
         ({"max_cache_length": 0}, "max_cache_length must be 1 or more"),
+        ({"max_cache_length": 6}, "too short for the example prompt: it needs 7"),
     ],
 )
 def test_options_that_cannot_work(options: Any, message: str, tmp_path: Path) -> None:
