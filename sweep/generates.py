@@ -34,10 +34,11 @@ GENERATES = "generates"
 """The column of the page, beside the strategies."""
 _TOKENS = 8
 _HEADS = {
-    "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "AutoModelForSeq2SeqLM": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "AutoModelForSpeechSeq2Seq": modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 }
+"""With an encoder first: the decoder alone of such a model may be a causal model as well."""
 _MOST_PARAMETERS = 60_000_000
 
 

@@ -247,6 +247,15 @@ def test_verify_and_profile_a_part(folder: Path) -> None:
     assert run("profile", folder / "m_prefill.onnx", "--cache-length", 4).exit_code == 2
 
 
+def test_other_files_beside_a_part(folder: Path, tmp_path: Path) -> None:
+    for path in folder.glob("m_*"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "a_generation.json").write_bytes(b"\xff")
+    (tmp_path / "b_generation.json").mkdir()
+    done = run("profile", tmp_path / "m_decode.onnx", "--runs", 1, "--cache-length", 4)
+    assert done.exit_code == 0, done.output
+
+
 def test_a_model_without_a_head(folder: Path, tmp_path: Path) -> None:
     bare = transformers.LlamaModel(transformers.LlamaConfig(**SMALL))
     bare.save_pretrained(tmp_path / "bare")

@@ -234,12 +234,21 @@ def test_no_cache_of_fixed_size(name: str, reason: str, tmp_path: Path) -> None:
         ({"graphml_output": "m.graphml"}, "graphml_output names one file"),
         ({"fx_graph": "m.txt"}, "fx_graph names one file"),
         ({"max_cache_length": 0}, "max_cache_length must be 1 or more"),
+        ({"max_cache_length": 6}, "too short for the example prompt: it needs 7"),
     ],
 )
 def test_options_that_cannot_work(options: Any, message: str, tmp_path: Path) -> None:
     model = build("llama")
     with pytest.raises(modelexport.ArgumentError, match=message):
         modelexport.export_generation(model, prompt(model), tmp_path / "m", **options)
+
+
+@pytest.mark.sanity
+@pytest.mark.parametrize("output", ["", ".", "models/", "/"])
+def test_an_output_without_a_name(output: str) -> None:
+    model = build("llama")
+    with pytest.raises(modelexport.ArgumentError, match="is a folder"):
+        modelexport.export_generation(model, prompt(model), output)
 
 
 def test_a_model_that_does_not_generate(tmp_path: Path) -> None:

@@ -115,6 +115,12 @@ def check_generation_options(output_path: object, options: ExportOptions) -> Pat
         kind = describe_type(output_path)
         raise ArgumentTypeError(f"the output path is {kind}", hint="pass a path such as m.onnx")
     path = Path(output_path)
+    # A folder may have the name of the stem, as that of the model often does; not so `models/`.
+    if not path.name or os.fspath(output_path).endswith(os.sep):
+        raise ArgumentError(
+            f"the output {os.fspath(output_path)!r} is a folder",
+            hint="name the files, for example llama for llama_decode.onnx",
+        )
     stem = path.with_suffix("") if path.suffix == ".onnx" else path
     check_output_path(part_path(stem, DECODE))
     generation = spell_option("generation")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from modelexport.errors import ArgumentError, FileError
+from modelexport.errors import ArgumentError, FileError, FormatError
 from modelexport.generation.records import GenerationFile, InputRole, read_generation
 from modelexport.tagged.records import ExportRecord
 
@@ -69,7 +69,7 @@ def find_generation(path: Path) -> GenerationFile | None:
     for candidate in sorted(path.parent.glob("*_generation.json")):
         try:
             record = read_generation(candidate)
-        except FileError:
+        except (FileError, FormatError):
             continue
         if any(part.onnx == path.name for part in record.parts.values()):
             return record

@@ -194,6 +194,13 @@ def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -
     if model.config.is_encoder_decoder or _slides(model):
         kind = f"the part {ENCODE}" if model.config.is_encoder_decoder else "a sliding window"
         raise ArgumentError(f"a model with {kind} has no cache of fixed size to export", hint=hint)
+    # `generate` takes a greater one if the tokens of the steps do not fit.
+    needed = inputs[TOKENS].shape[1] + _STEPS - 1 if TOKENS in inputs else 0
+    if length < needed:
+        raise ArgumentError(
+            f"a cache of {length} tokens is too short for the example prompt: it needs {needed}",
+            hint=f"pass a greater {spell_option('max_cache_length')}, or a shorter example",
+        )
     static = copy.deepcopy(config)
     static.cache_implementation, static.max_cache_len = "static", length
     with _observe(model, has_encoder=False) as observer:

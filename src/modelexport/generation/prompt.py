@@ -97,9 +97,8 @@ def _check_names(record: GenerationFile, given: Mapping[str, Array]) -> None:
     needed = sources or {TOKENS}
     missing = sorted(name for name in needed - {MASK} if name not in given)
     if missing:
-        raise ArgumentError(
-            f"the model needs {', '.join(missing)}", hint="pass a text, --input-ids or --inputs"
-        )
+        ways = "a text or --input-ids" if TOKENS in missing else "an .npz file with --inputs"
+        raise ArgumentError(f"the model needs {', '.join(missing)}", hint=f"pass {ways}")
     unknown = sorted(given.keys() - needed - {TOKENS, MASK})
     if unknown:
         raise ArgumentError(
