@@ -247,7 +247,7 @@ def test_files_that_are_no_models(content: bytes, match: str, tmp_path: Path) ->
         ({"output_path": 3}, TypeError, "output path"),
         ({"strategy": "guess"}, ValueError, "known: auto, fx, htp, usage_based"),
         ({"strategy": "fxx"}, ValueError, "did you mean fx. known: auto, fx"),
-        ({"exporter": "abacus"}, ValueError, "known: dynamo, torchscript"),
+        ({"exporter": "abacus"}, ValueError, "known: dynamo, transformers, torchscript"),
         ({"opset_version": 3}, ValueError, "out of range"),
         ({"opset_version": 99}, ValueError, "out of range"),
         ({"opset_version": "18"}, TypeError, "whole number"),
