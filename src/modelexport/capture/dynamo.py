@@ -119,8 +119,7 @@ def _export_once(
             dynamic_shapes=nest_shapes(model, inputs, options.dynamic_shapes),
         )
     trace = read_trace(written, tree, recorder.log(), reader, translation)
-    scopes = {**trace.scopes, **dict(branches.sites(written.model.graph))}
-    trace = msgspec.structs.replace(trace, scopes=scopes, ran_in_subgraphs=frozenset(branches.ran))
+    trace = branches.complete(trace, written.model.graph)
     return read_baseline(written, trace, target, options, shape.dropped)
 
 
@@ -226,7 +225,12 @@ class BranchModules:
                         module_of[node.name] = modules[-1]
                 self._compiled.append((graph_module, module_of))
 
-    def sites(self, graph: Any) -> Iterator[tuple[str, Site]]:
+    def complete(self, trace: Trace, graph: Any) -> Trace:
+        """Add the modules of the nodes in the subgraphs of an ONNX graph to its evidence."""
+        scopes = {**trace.scopes, **dict(self._sites(graph))}
+        return msgspec.structs.replace(trace, scopes=scopes, ran_in_subgraphs=frozenset(self.ran))
+
+    def _sites(self, graph: Any) -> Iterator[tuple[str, Site]]:
         """Find the modules of the nodes in the subgraphs of an ONNX graph."""
         if not self.ran:
             return

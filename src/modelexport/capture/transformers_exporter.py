@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 
@@ -95,8 +94,7 @@ def export(
     if options.needs_given_inputs:
         check_inputs(model, inputs, written.model.graph)
     trace = read_trace(written, tree, recorder.log(), reader, translation, hooks_ran=True)
-    scopes = {**trace.scopes, **dict(branches.sites(written.model.graph))}
-    trace = msgspec.structs.replace(trace, scopes=scopes, ran_in_subgraphs=frozenset(branches.ran))
+    trace = branches.complete(trace, written.model.graph)
     return read_baseline(written, trace, target, options)
 
 

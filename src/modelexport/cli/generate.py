@@ -8,7 +8,7 @@ import click
 
 from modelexport.cli.console import escape_control, note, progress
 from modelexport.errors import plural
-from modelexport.generation.prompt import load_tokenizer, make_prompt
+from modelexport.generation.prompt import make_prompt
 from modelexport.generation.records import read_generation
 from modelexport.generation.run import Generation, generate
 from modelexport.verification.feeds import read_arrays
@@ -94,8 +94,8 @@ def generate_command(
         from modelexport.generation.check import check_tokens
 
         record = read_generation(generation)
-        tokenizer = load_tokenizer(generation, record, needed=text is not None)
-        prompt = make_prompt(record, tokenizer, text, input_ids, arrays)
+        ids = input_ids if text is None else result.prompt
+        prompt = make_prompt(record, None, None, ids, arrays)
         answer = check_tokens(
             check, generation, record, result, prompt, max_new_tokens, trust_remote_code
         )

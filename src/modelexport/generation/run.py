@@ -122,6 +122,11 @@ class Runner:
         }
         for name, session in self._sessions.items():
             _check_described(session, record.parts[name])
+        self._shapes = {
+            name: {info.name: list(map(_size, info.shape)) for info in session.inputs}
+            for name, session in self._sessions.items()
+        }
+        """The shape of each input of a part, None for a symbolic axis."""
         self._given: Mapping[str, Array] = {}
         self._encoded: Mapping[str, Array] = {}
         self._state: dict[str, Array] = {}
@@ -171,15 +176,11 @@ class Runner:
 
     def _most_tokens(self, part: str) -> int | None:
         """Return the number of tokens that a part takes; None for any number."""
-        inputs, shapes = self._record.parts[part].inputs, self._shapes(part)
-        for name, shape in shapes.items():
+        inputs = self._record.parts[part].inputs
+        for name, shape in self._shapes[part].items():
             if inputs[name].role is InputRole.TOKENS and shape:
                 return shape[-1]
         raise FormatError(f"the part {part} takes no tokens", hint="export the model again")
-
-    def _shapes(self, part: str) -> dict[str, list[int | None]]:
-        """Return the shape of each input, None for a symbolic axis."""
-        return {info.name: list(map(_size, info.shape)) for info in self._sessions[part].inputs}
 
     def _step(self, part: str, tokens: Sequence[int]) -> Array:
         """Run one step, keep its state, and return the scores of the next token."""
@@ -196,7 +197,7 @@ class Runner:
         inputs = self._record.parts[part].inputs
         feeds = {
             name: self._value(inputs[name], shape, tokens)
-            for name, shape in self._shapes(part).items()
+            for name, shape in self._shapes[part].items()
         }
         return self._sessions[part].run(feeds)
 
@@ -226,7 +227,8 @@ class Runner:
                 return self._encoded[one.source]
             case InputRole.PROMPT:
                 return self._prompt(str(one.source))
-        return self._state.get(_leaf(one.source or ""), np.zeros(one.empty))
+        state = self._state.get(_leaf(one.source or ""))
+        return np.zeros(one.empty) if state is None else state
 
     def _prompt(self, name: str) -> Array:
         if name not in self._given and name == MASK:
