@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import msgspec
 
@@ -190,7 +191,9 @@ class _Analyzer:
         self.ancestry, self.index = Ancestry(self.modules), ModuleIndex(self.modules, ())
         used = {tag.hierarchy_path for tag in self.tags if tag is not None}
         self.selection = Selection(filter_tag, used, self.modules)
-        self.selected = [i for i, tag in enumerate(self.tags) if self.selection.has_node(tag)]
+        self.selected: Sequence[int] = range(len(self.tags))
+        if filter_tag is not None:
+            self.selected = [i for i in self.selected if self.selection.has_node(self.tags[i])]
         self.selected_tags = [
             (index, tag) for index in self.selected if (tag := self.tags[index]) is not None
         ]
@@ -349,16 +352,19 @@ class _Analyzer:
             if self.own_nodes[path] or self.is_selected(path)
         )
 
-    def operators(self) -> dict[str, Counter[str]]:
+    def operators(self) -> dict[str, dict[str, int]]:
         """Count the operators of the selected nodes, by module with all below it."""
         nodes = self.graph.nodes
-        own = Counter(
-            (tag.hierarchy_module, nodes[index].op_type) for index, tag in self.selected_tags
-        )
-        totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for (path, op_type), count in own.items():
+        own: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for index, tag in self.selected_tags:
+            counts, op_type = own[tag.hierarchy_module], nodes[index].op_type
+            counts[op_type] = counts.get(op_type, 0) + 1
+        totals: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for path, counts in own.items():
             for above in self.ancestry.of(path):
-                totals[above][op_type] += count
+                total = totals[above]
+                for op_type, count in counts.items():
+                    total[op_type] = total.get(op_type, 0) + count
         return totals
 
     def module_sizes(self) -> tuple[Counter[str], Counter[str]]:
@@ -381,4 +387,4 @@ class _Analyzer:
 
 def _largest_first(counts: Mapping[str, int]) -> dict[str, int]:
     """Sort counts, equal ones by name."""
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(sorted(counts.items()), key=itemgetter(1), reverse=True))

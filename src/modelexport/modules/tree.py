@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -257,8 +257,11 @@ class Ancestry:
 
     def common(self, paths: Iterable[str]) -> str:
         """Return the path of the lowest module that contains all of some modules."""
+        distinct = list(dict.fromkeys(paths))
+        if len(distinct) == 1:
+            return distinct[0]
         shared = ""
-        for level in zip(*map(self.of, dict.fromkeys(paths)), strict=False):
+        for level in zip(*map(self.of, distinct), strict=False):
             if any(path != level[0] for path in level):
                 break
             shared = level[0]
@@ -267,8 +270,8 @@ class Ancestry:
 
 def subtree_totals(own: Mapping[str, int], lineage: Ancestry) -> Counter[str]:
     """Sum counts, given by module path, over each module and everything below it."""
-    totals: Counter[str] = Counter()
+    totals: defaultdict[str, int] = defaultdict(int)
     for path, count in own.items():
         for above in lineage.of(path):
             totals[above] += count
-    return totals
+    return Counter(totals)

@@ -104,8 +104,11 @@ def messages(data: Buffer, position: int, end: int, number: int) -> Iterator[Fie
             continue
         payload = position + 2
         length = data[position + 1] if payload < end else 0x80
-        if length > 0x7F:  # more than one byte
-            length, payload = read_varint(data, position + 1, end)
+        if length > 0x7F:  # more than one byte; most nodes with a tag need two
+            if payload < end and data[payload] <= 0x7F:
+                length, payload = length & 0x7F | data[payload] << 7, position + 3
+            else:
+                length, payload = read_varint(data, position + 1, end)
         position = payload + length
         if position > end:
             raise cut_short()
