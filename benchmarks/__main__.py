@@ -16,6 +16,7 @@ from benchmarks.table import PAGE, Row, format_line, format_page
 
 PARTS = {
     "reading": "reading",
+    "start": "starting",
     "extracting": "extracting",
     "functions": "functions",
     "view": "viewing",
@@ -24,6 +25,7 @@ PARTS = {
     "generation": "generation",
     "peers": "peers",
     "retag": "retagging",
+    "profile": "profiling",
 }
 """Reading comes first: its commands are measured without torch loaded."""
 ON_REQUEST = {"graphml": "graphml", "scaling": "scaling", "large": "large"}

@@ -34,16 +34,20 @@ def block_path(number: int) -> str:
 
 
 class Times(NamedTuple):
-    """The best times of loading the file, of ours, and of onnx's extractor.
+    """The times of loading the file, of ours, and of onnx's extractor, in each round.
 
     `unchecked` is the extractor without ONNX's checker and, if the file has all types, without type
     inference.
     """
 
-    load: float
-    ours: float
-    peer: float
-    unchecked: float
+    load: list[float]
+    ours: list[float]
+    peer: list[float]
+    unchecked: list[float]
+
+    def ratio_to(self, peer: str) -> float:
+        """Return the ratio of our best time to that of a peer."""
+        return min(self.ours) / min(getattr(self, peer))
 
 
 def measure(path: Path, module: str, types: bool) -> Times:
@@ -68,7 +72,7 @@ def measure(path: Path, module: str, types: bool) -> Times:
         raise RuntimeError(
             f"the extractors disagree: {len(theirs.graph.node)} nodes, {record.nodes} ours"
         )
-    return Times(*map(min, times.values()))
+    return Times(*times.values())
 
 
 def rows() -> Iterator[Row]:
@@ -84,13 +88,13 @@ def rows() -> Iterator[Row]:
                     measure(path, block_path(number), types) for number in (0, last // 2, last)
                 ]
                 if types:
-                    middle[nodes] = times[1].ours
+                    middle[nodes] = min(times[1].ours)
                 what = f"extract one of {nodes // BLOCK:,} blocks, {nodes:,} nodes{kind}"
-                worst = max(times, key=lambda time: time.ours / time.load)
+                worst = max(times, key=lambda time: time.ratio_to("load"))
                 yield ratio_row(what, "onnx.load", worst.load, worst.ours, AIM)
-                worst = max(times, key=lambda time: time.ours / time.peer)
+                worst = max(times, key=lambda time: time.ratio_to("peer"))
                 yield ratio_row(what, "onnx.utils.extract_model", worst.peer, worst.ours)
-                worst = max(times, key=lambda time: time.ours / time.unchecked)
+                worst = max(times, key=lambda time: time.ratio_to("unchecked"))
                 yield ratio_row(
                     what, "onnx.utils.extract_model without checks", worst.unchecked, worst.ours
                 )
@@ -111,21 +115,17 @@ def _large_data_file_rows(path: Path) -> Iterator[Row]:
     """Measure time and memory of a small module in a model with more than 2 GiB of other data."""
     write_graph(path, SIZES[0] // 10, types=True)
     _add_data_file(path)
-    best: dict[str, list[float]] = {}
-    for _ in range(ROUNDS_OF_PEER):
-        for kind in ("peer", "ours"):
-            spent, memory = _measure_in_process(kind, path)
-            before = best.get(kind, [spent, memory])
-            best[kind] = [min(spent, before[0]), min(memory, before[1])]
-    what = f"extract a block of a model with {format_size(LARGE)} of initializers in a data file"
-    yield ratio_row(what, "onnx.utils.extract_model", best["peer"][0], best["ours"][0])
-    yield ratio_row(
-        f"{what}, peak memory",
-        "onnx.utils.extract_model",
-        best["peer"][1],
-        best["ours"][1],
-        show=format_size,
+    peer, ours = zip(
+        *(
+            [_measure_in_process(kind, path) for kind in ("peer", "ours")]
+            for _ in range(ROUNDS_OF_PEER)
+        ),
+        strict=True,
     )
+    what = f"extract a block of a model with {format_size(LARGE)} of initializers in a data file"
+    seconds, memory = zip(zip(*peer, strict=True), zip(*ours, strict=True), strict=True)
+    yield ratio_row(what, "onnx.utils.extract_model", *seconds)
+    yield ratio_row(f"{what}, peak memory", "onnx.utils.extract_model", *memory, show=format_size)
 
 
 def _add_data_file(path: Path) -> None:

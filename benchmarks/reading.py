@@ -21,7 +21,7 @@ from modelexport.tagged.strip import strip
 
 SIZES = (10_000, 100_000)
 ROUNDS = 5
-AIM, AIM_GROWTH, AIM_MEMORY, AIM_INLINE = 3.0, 12.0, 4.0, 0.1
+AIM, AIM_ANALYZE, AIM_GROWTH, AIM_MEMORY, AIM_INLINE = 3.0, 2.5, 12.0, 4.0, 0.1
 
 COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., object]]] = {
     "load": (("tagged",), onnx.load),
@@ -56,26 +56,24 @@ def measure_seconds(work: Callable[..., object], *arguments: object) -> float:
     return seconds
 
 
-def measure(files: dict[str, Path]) -> dict[str, tuple[float, float]]:
-    """Return the best times of loading a command's files and of the command."""
-    best: dict[str, tuple[float, float]] = {}
+def measure(files: dict[str, Path]) -> dict[str, tuple[list[float], list[float]]]:
+    """Return the times of loading a command's files and of the command, in turn."""
+    times: dict[str, tuple[list[float], list[float]]] = {}
     for name, (kinds, work) in COMMANDS.items():
         paths = [files[kind] for kind in kinds]
-        loads, runs = [], []
+        loads, runs = times[name] = [], []
         for _ in range(ROUNDS):
             loads.append(sum(measure_seconds(onnx.load, path) for path in paths))
             runs.append(measure_seconds(work, *paths))
-        best[name] = min(loads), min(runs)
-    return best
+    return times
 
 
 def measure_peak(name: str, files: dict[str, Path]) -> int:
-    """Return the peak memory in KiB of a process that runs a command, without its imports."""
+    """Return the peak memory in bytes of a process that runs a command, without its imports."""
     paths = [str(files[kind]) for kind in COMMANDS[name][0]]
     command = [sys.executable, "-m", "benchmarks.reading", name, *paths]
-    return int(
-        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
-    )
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(printed.split()[-1]) << 10
 
 
 def peak_memory_kib() -> int:
@@ -110,27 +108,28 @@ def inline_row() -> Row:
             strict=True,
         )
         what = f"analyze, {format_size(path.stat().st_size)} of initializers in the file"
-        return ratio_row(what, "onnx.load", min(loads), min(runs), AIM_INLINE)
+        return ratio_row(what, "onnx.load", loads, runs, AIM_INLINE)
 
 
 def rows() -> Iterator[Row]:
     """Measure, and yield the rows of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        best = {}
+        measured = {}
         for nodes in SIZES:
             files = write_files(Path(folder), nodes)
-            best[nodes] = measure(files)
-            for name, (load, own) in best[nodes].items():
+            measured[nodes] = measure(files)
+            for name, times in measured[nodes].items():
                 if name != "load":
-                    yield ratio_row(f"{name}, {nodes:,} nodes", "onnx.load", load, own, AIM)
+                    aim = AIM_ANALYZE if name == "analyze" else AIM
+                    yield ratio_row(f"{name}, {nodes:,} nodes", "onnx.load", *times, aim)
         for name in COMMANDS:
-            times = {nodes: best[nodes][name][1] for nodes in SIZES}
-            yield growth_row("onnx.load" if name == "load" else name, "nodes", times, AIM_GROWTH)
-        loaded = measure_peak("load", files) << 10
+            best = {nodes: min(measured[nodes][name][1]) for nodes in SIZES}
+            yield growth_row("onnx.load" if name == "load" else name, "nodes", best, AIM_GROWTH)
+        loaded = [measure_peak("load", files)]
         for name in COMMANDS:
             if name != "load":
                 what = f"{name}, {SIZES[1]:,} nodes, peak memory without the imports"
-                peak = measure_peak(name, files) << 10
+                peak = [measure_peak(name, files)]
                 yield ratio_row(what, "onnx.load", loaded, peak, AIM_MEMORY, format_size)
     yield inline_row()
 

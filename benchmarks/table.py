@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,9 @@ What modelexport costs and what it finds, compared with `torch.onnx.export`, tor
 depend on the machine. Peer and ours are measured in turn, so the ratios can be compared.
 """
 _NOTES = """\
-- Exports are compared by the median of several runs, everything else by the best run.
+- Exports are compared by the median of several runs, everything else by the best run. In
+  parentheses are the smallest and the largest ratio of one round, in which peer and ours ran one
+  after the other.
 - torch *names a module* for a node in its metadata: dynamo in a list of scopes, torchscript in the
   name of the node, which is read with the help of the module tree.
 - The *results* of a module are the tensors that it computed in PyTorch and that a node of the file
@@ -57,19 +59,35 @@ def format_size(value: float) -> str:
 def ratio_row(
     what: str,
     name: str,
-    peer: float,
-    ours: float,
+    peer: Sequence[float],
+    ours: Sequence[float],
     aim: float | None = None,
     show: Callable[[float], str] = format_seconds,
+    typical: Callable[[Sequence[float]], float] = min,
 ) -> Row:
-    """Return a row whose verdict is the ratio of ours to the peer's."""
-    ratio = ours / peer
-    return Row(
-        what,
-        f"{name} {show(peer)}",
-        show(ours),
-        f"{ratio:{'.2f' if ratio >= 0.1 else '.1g'}}{_aim(aim)}",
-    )
+    """Return a row whose verdict is the ratio of ours to the peer's, with the spread over rounds.
+
+    Args:
+        what: The task.
+        name: The peer.
+        peer: What the peer took in each round.
+        ours: What modelexport took in the same rounds.
+        aim: The largest ratio that is good enough.
+        show: Formats what one of them took.
+        typical: Returns the figure that stands for all rounds.
+    """
+    best_peer, best_ours = typical(peer), typical(ours)
+    # A peer that takes long is measured in fewer rounds.
+    ratios = [own / other for other, own in zip(peer, ours, strict=False)]
+    spread = ""
+    if len(ratios) > 1:
+        spread = f" ({_format_ratio(min(ratios))} to {_format_ratio(max(ratios))})"
+    verdict = f"{_format_ratio(best_ours / best_peer)}{spread}{_aim(aim)}"
+    return Row(what, f"{name} {show(best_peer)}", show(best_ours), verdict)
+
+
+def _format_ratio(ratio: float) -> str:
+    return f"{ratio:{'.2f' if ratio >= 0.1 else '.1g'}}"
 
 
 def growth_row(what: str, unit: str, times: Mapping[int, float], aim: float | None = None) -> Row:

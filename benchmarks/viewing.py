@@ -63,8 +63,8 @@ def rows() -> Iterator[Row]:
                 (measure_seconds(onnx.load, path), measure_seconds(view, path))
                 for _ in range(ROUNDS)
             ]
-            loads, ours = (min(spent) for spent in zip(*pairs, strict=True))
-            times[nodes] = ours
+            loads, ours = zip(*pairs, strict=True)
+            times[nodes] = min(ours)
             yield ratio_row(f"view, {nodes:,} nodes", "onnx.load", loads, ours)
         yield growth_row("view", "nodes", times, AIM_GROWTH)
         page = folder / f"m{SIZES[-1]}.html"

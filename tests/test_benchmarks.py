@@ -148,11 +148,17 @@ def test_sizes_are_those_of_the_files(exporter: str) -> None:
 
 def test_one_table_with_a_command_in_every_row() -> None:
     rows = [
-        ratio_row("a | b", "peer", 2.0, 1.0, 3.0),
+        ratio_row("a | b", "peer", [2.0, 4.0], [1.0, 3.0], 3.0),
+        ratio_row("once", "peer", [2.0], [0.1], typical=max),
         growth_row("c", "nodes", {1: 1.0, 2: 2.0}),
         Row("d", "", "e", "f"),
     ]
-    assert [row.verdict for row in rows] == ["0.50, aim at most 3", "grows 2.00 times", "f"]
+    assert [row.verdict for row in rows] == [
+        "0.50 (0.50 to 0.75), aim at most 3",
+        "0.05",
+        "grows 2.00 times",
+        "f",
+    ]
     table = [
         text
         for text in format_page((row, "python -m benchmarks x") for row in rows).splitlines()
@@ -160,8 +166,8 @@ def test_one_table_with_a_command_in_every_row() -> None:
     ]
     assert len(table) == 2 + len(rows)
     assert (
-        table[2]
-        == "| a \\| b | peer 2.000 s | 1.000 s | 0.50, aim at most 3 | `python -m benchmarks x` |"
+        table[2] == "| a \\| b | peer 2.000 s | 1.000 s | 0.50 (0.50 to 0.75), aim at most 3 "
+        "| `python -m benchmarks x` |"
     )
     assert all(text.endswith("`python -m benchmarks x` |") for text in table[2:])
     assert "peer 2.000 s" in format_line(rows[0])
