@@ -18,7 +18,13 @@ from damage import net
 from exports import cases, export
 from modelexport.cli.main import main
 from modelexport.errors import ArgumentError, FileError, FormatError
-from modelexport.profiling.kernel_times import Measurement, measure_directly, read_profile
+from modelexport.profiling.kernel_times import (
+    KernelTimes,
+    Measurement,
+    NodeTime,
+    measure_directly,
+    read_profile,
+)
 from modelexport.profiling.profile import OPTIMIZATIONS, module_times
 from modelexport.verification.feeds import make_feeds
 from modelexport.verification.runtime import SessionSettings
@@ -67,6 +73,9 @@ def check_sums(result: modelexport.Profile) -> None:
     assert own == pytest.approx(result.kernel_ms * result.joined, rel=1e-6)
     assert root.inclusive_ms == pytest.approx(own, rel=1e-6)
     assert result.kernel_ms + result.overhead_ms == pytest.approx(result.total_ms)
+    assert 0 <= result.waiting_ms <= result.overhead_ms + 1e-9
+    assert result.low_ms <= result.total_ms
+    assert all(m.low_ms <= m.inclusive_ms <= m.high_ms for m in result.modules)
     assert all(module.own_ms <= module.inclusive_ms + 1e-9 for module in result.modules)
     assert all(0 <= module.shared_ms <= module.inclusive_ms + 1e-9 for module in result.modules)
 
@@ -152,6 +161,33 @@ def test_times_of_nested_nodes_and_runs() -> None:
     times = read_profile(events, warmup=1)
     assert times.run_ms == (0.09, 0.09)
     assert times.kernels["7"].run_ms == pytest.approx([0.01, 0.005])
+
+
+def test_a_busy_machine(unbalanced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another node waits in each run: no node is slow, and every run is."""
+    tag = modelexport.load(unbalanced).tags[0]
+    nodes = [
+        NodeTime(tag, "MatMul", tuple(1.0 + 20 * (i == j) for j in range(5))) for i in range(5)
+    ]
+    times = KernelTimes(nodes, (26.0,) * 5, 1.0, True, 1.0)
+    monkeypatch.setattr("modelexport.profiling.profile.measure_kernels", lambda *_: times)
+    result = modelexport.profile(unbalanced)
+    check_sums(result)
+    assert (result.kernel_ms, result.total_ms, result.waiting_ms) == (5.0, 26.0, 20.0)
+    assert "waited 20.0 ms" in run(str(unbalanced)).stdout
+    quiet = KernelTimes(nodes[:1], (1.5,) * 5, 1.0, True, 1.0)
+    monkeypatch.setattr("modelexport.profiling.profile.measure_kernels", lambda *_: quiet)
+    assert "busy" not in run(str(unbalanced)).stdout
+
+
+def test_fused_operations_are_named(tmp_path: Path) -> None:
+    path, _, _ = export("resnet", "fx", tmp_path)
+    result = modelexport.profile(path, runs=1)
+    fused = {module.path: module.fused_with for module in result.modules if module.fused_with}
+    assert fused
+    assert all(path not in others for path, others in fused.items())
+    text = run(str(path), "--runs", "1").stdout
+    assert "with fused operations of other modules:" in text
 
 
 def test_a_provider_that_cannot_save_is_joined_by_name(unbalanced: Path) -> None:

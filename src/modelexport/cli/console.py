@@ -20,12 +20,14 @@ from modelexport.errors import ArgumentError, ModelExportError, plural, with_hin
 if TYPE_CHECKING:  # rich and the file readers are imported where they are used: --help needs none
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.status import Status
-    from rich.table import Table
 
     from modelexport.analysis.outline import TreeModule
     from modelexport.tagged.records import TensorInfo
 
 _WIDTH_WHEN_PIPED = 80
+_LEAST_NAME = 12
+"""The columns that a name has at least, however narrow the terminal is."""
+_TREE_LINES = re.compile("[│├└─ ]*")
 _MOST_LINES = 60
 """The most lines of a tree on a screen."""
 _STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
@@ -137,14 +139,17 @@ def progress(task: str | None = None, verbose: bool = False) -> Iterator[Progres
 
 
 def show(parts: Iterable[RenderableType], output_file: Path | None = None) -> None:
-    """Print parts one below the other; what is piped or written is plain text of 80 columns."""
+    """Print parts one below the other.
+
+    What is piped or written is plain text of 80 columns, or as many as the variable COLUMNS says.
+    """
     from rich.console import Console
 
     text = io.StringIO()
     on_screen = output_file is None and sys.stdout.isatty()
     console = Console(
         file=None if on_screen else text,
-        width=None if on_screen else _WIDTH_WHEN_PIPED,
+        width=None if on_screen or "COLUMNS" in os.environ else _WIDTH_WHEN_PIPED,
         color_system="auto" if on_screen else None,
         highlight=False,
         markup=False,
@@ -229,39 +234,62 @@ def check_output(output_file: Path | None, *inputs: Path) -> None:
             )
 
 
-def plain_table(titles: dict[str, bool], rows: Iterable[Sequence[str]]) -> Table:
+def plain_table(titles: dict[str, bool], rows: Iterable[Sequence[str]]) -> RenderableType:
     """Build a table without rules, its columns two spaces apart.
 
-    The titles say which columns hold numbers. Where the terminal is too narrow, the first text
-    column is truncated. Empty columns are left out.
+    The titles say which columns hold numbers. Where the terminal is too narrow, the cells of the
+    first text column are cut in the middle. Empty columns are left out.
     """
-    from rich.table import Table
-    from rich.text import Text
+    return _PlainTable(titles, [[escape_control(cell) for cell in row] for row in rows])
 
-    cells = [[escape_control(cell) for cell in row] for row in rows]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    columns = [
-        (index, title, is_number)
-        for index, (title, is_number) in enumerate(titles.items())
-        if any(row[index] for row in cells)
-    ]
-    shrinking = next((index for index, _, is_number in columns if not is_number), None)
-    for index, title, is_number in columns:
-        # rich narrows the columns that may wrap first; the cells themselves are truncated instead.
-        table.add_column(
-            title,
-            justify="right" if is_number else "left",
-            no_wrap=index != shrinking,
-            overflow="ellipsis",
-            min_width=None
-            if index == shrinking
-            else max(len(title), *(len(row[index]) for row in cells)),
-        )
-    for row in cells:
-        table.add_row(
-            *(Text(row[index], no_wrap=True, overflow="ellipsis") for index, _, _ in columns)
-        )
-    return table
+
+class _PlainTable:
+    """A table that takes the width of the console into account when it is printed."""
+
+    def __init__(self, titles: dict[str, bool], rows: list[list[str]]) -> None:
+        self._columns = [
+            ([title, *(row[index] for row in rows)], is_number)
+            for index, (title, is_number) in enumerate(titles.items())
+            if any(row[index] for row in rows)
+        ]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        cells = [column for column, _ in self._columns]
+        numbers = [is_number for _, is_number in self._columns]
+        widths = [max(map(cell_len, column)) for column in cells]
+        if False in numbers:
+            shrinking = numbers.index(False)
+            others = sum(widths) - widths[shrinking] + 2 * (len(widths) - 1)
+            most = max(options.max_width - others, cell_len(cells[shrinking][0]), _LEAST_NAME)
+            cells[shrinking] = [cut_in_the_middle(cell, most) for cell in cells[shrinking]]
+            widths[shrinking] = max(map(cell_len, cells[shrinking]))
+        for number, row in enumerate(zip(*cells, strict=True)):
+            padded = [
+                " " * (width - cell_len(cell)) + cell
+                if is_number
+                else cell + " " * (width - cell_len(cell))
+                for cell, width, is_number in zip(row, widths, numbers, strict=True)
+            ]
+            style = "bold" if number == 0 else ""
+            yield Text("  ".join(padded).rstrip(), style, no_wrap=True, overflow="ellipsis")
+
+
+def cut_in_the_middle(text: str, width: int) -> str:
+    """Cut a name to a width: its end tells siblings apart. The lines of a tree are kept."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
+        return text
+    lines = _TREE_LINES.match(text)
+    assert lines is not None  # it matches the empty text
+    name = text[lines.end() :]
+    room = max(width - lines.end() - 1, 2)
+    head = set_cell_size(name, room // 3)
+    tail = set_cell_size(name[::-1], room - room // 3)[::-1]
+    return f"{lines[0]}{head}…{tail}"
 
 
 def line(text: str, indent: int = 0) -> RenderableType:
@@ -285,6 +313,7 @@ class _Paragraph:
             initial_indent=self._indent,
             subsequent_indent=f"{self._indent}    ",
             break_on_hyphens=False,
+            break_long_words=False,
         )
         yield Text("\n".join(lines), no_wrap=True, overflow="ignore")
 

@@ -17,6 +17,7 @@ from modelexport.cli.console import (
     escape_control,
     format_count,
     inputs_option,
+    join_names,
     line,
     module_tree,
     output_file_option,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _SHOWN_SLOWEST = 8
+_SHOWN_FUSED = 3
+_BUSY = 0.25
+"""The share of a run that kernels wait from which the machine counts as busy."""
 
 
 def _parse_shapes(
@@ -213,6 +217,12 @@ def _view(result: Profile, top: int | None) -> Iterator[RenderableType]:
         yield ""
         titles = {"slowest by own time": False, "ms": True, "share": False}
         yield plain_table({**titles, "with those below": False}, rows)
+    fused = [_fused_with(m) for m in slowest if isinstance(m, ModuleTime) and m.fused_with]
+    if fused:
+        yield ""
+        yield line("with fused operations of other modules:")
+    for text in fused[:_SHOWN_FUSED]:
+        yield line(text, 2)
 
 
 def _headline(result: Profile) -> Iterator[RenderableType]:
@@ -230,6 +240,12 @@ def _headline(result: Profile) -> Iterator[RenderableType]:
         f"({overhead})",
         2,
     )
+    if result.waiting_ms > _BUSY * result.total_ms:
+        yield line(
+            f"busy machine: the kernels of a run waited {_ms(result.waiting_ms)} ms, which is in "
+            "the overhead; times of modules are without it",
+            2,
+        )
     how = "of the kernel time belongs to a module"
     if not result.saved:
         how += "; the provider cannot save its graph, so kernels are joined by name"
@@ -293,6 +309,11 @@ def _speed(module: ModuleTime) -> str:
 
 def _spread(module: ModuleTime) -> str:
     return f"{_ms(module.inclusive_ms)} ({_ms(module.low_ms)} to {_ms(module.high_ms)})"
+
+
+def _fused_with(module: ModuleTime) -> str:
+    """Name the modules whose operations are in nodes of a module."""
+    return f"{module.path or '(root)'}: {join_names(module.fused_with, _SHOWN_FUSED)}"
 
 
 def _columns(record: Profile | ProfileComparison) -> tuple[str, ...]:

@@ -51,9 +51,9 @@ class ModuleTime(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     shared_ms: float
     """The part of `inclusive_ms` in nodes that also implement operations of other modules."""
     low_ms: float
-    """The 10th percentile of the inclusive time over the runs."""
+    """The 10th percentile of the inclusive time over the runs, or that time if it is less."""
     high_ms: float
-    """The 90th percentile."""
+    """The 90th percentile, or the inclusive time if that is more."""
     status: str
     execution_order: int | None
     parameters: int | None = None
@@ -61,10 +61,16 @@ class ModuleTime(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     flops: int | None = None
     """Floating-point operations of one run, as counted at export; null without `--flops`."""
     gflops_per_second: float | None = None
+    fused_with: tuple[str, ...] = ()
+    """The other modules whose operations its own nodes implement as well."""
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """The result of `profile`: medians over the runs, in milliseconds."""
+    """The result of `profile`: medians over the runs, in milliseconds.
+
+    The medians of nodes are added up to those of modules. On a busy machine a run takes longer than
+    that sum, because some of its nodes have to wait; the difference is in `overhead_ms`.
+    """
 
     file: str
     optimization: str
@@ -75,7 +81,7 @@ class Profile(msgspec.Struct, frozen=True):
     input_shapes: dict[str, tuple[int, ...]]
     runs: int
     total_ms: float
-    """The time of a run: the kernels, and the runtime's own time."""
+    """The time of a run: the kernels and the rest."""
     low_ms: float
     """The 10th percentile of a run."""
     high_ms: float
@@ -83,7 +89,9 @@ class Profile(msgspec.Struct, frozen=True):
     kernel_ms: float
     """The time of all nodes; the times of the modules add up to it if all is joined."""
     overhead_ms: float
-    """The time of a run in no kernel."""
+    """The rest of a run: the runtime's own time, and `waiting_ms`."""
+    waiting_ms: float
+    """How much longer the kernels of a run took than the medians of all nodes add up to."""
     shared_ms: float
     """The time of nodes that implement operations of several modules."""
     joined: float
@@ -251,6 +259,7 @@ def module_times(records: Mapping[str, ModuleRecord], times: KernelTimes) -> lis
         nodes = below[path]
         inclusive = _sum(nodes)
         per_run = _per_run(nodes, len(times.run_ms))
+        fused = {covered for node in own.get(path, ()) for covered in _covers(node)}
         flops = None if record.flops is msgspec.UNSET else record.flops
         count = record.parameter_count
         result.append(
@@ -263,14 +272,15 @@ def module_times(records: Mapping[str, ModuleRecord], times: KernelTimes) -> lis
                 own_ms=_sum(own.get(path, ())),
                 inclusive_ms=inclusive,
                 share=inclusive / kernel_ms if kernel_ms else 0.0,
-                shared_ms=_sum(node for node in nodes if node.tag and node.tag.hierarchy_covers),
-                low_ms=_quantile(per_run, _LOW),
-                high_ms=_quantile(per_run, _HIGH),
+                shared_ms=_sum(node for node in nodes if _covers(node)),
+                low_ms=min(_quantile(per_run, _LOW), inclusive),
+                high_ms=max(_quantile(per_run, _HIGH), inclusive),
                 status=record.status,
                 execution_order=record.execution_order,
                 parameters=None if count is msgspec.UNSET else count,
                 flops=flops,
                 gflops_per_second=flops / inclusive / 1e6 if flops and inclusive else None,
+                fused_with=tuple(sorted(fused - {path})),
             )
         )
     return result
@@ -280,17 +290,22 @@ def _totals(times: KernelTimes) -> dict[str, float]:
     """Return the totals of a profile. Medians of nodes are added, so that modules add up."""
     kernel_ms = _sum(times.nodes)
     per_run = _per_run(times.nodes, len(times.run_ms))
-    gaps = [max(run - kernels, 0.0) for run, kernels in zip(times.run_ms, per_run, strict=True)]
-    overhead_ms = statistics.median(gaps)
-    shared = _sum(node for node in times.nodes if node.tag and node.tag.hierarchy_covers)
+    total_ms = max(statistics.median(times.run_ms), kernel_ms)
+    shared = _sum(node for node in times.nodes if _covers(node))
     return {
-        "total_ms": kernel_ms + overhead_ms,
+        "total_ms": total_ms,
         "low_ms": _quantile(times.run_ms, _LOW),
         "high_ms": _quantile(times.run_ms, _HIGH),
         "kernel_ms": kernel_ms,
-        "overhead_ms": overhead_ms,
+        "overhead_ms": total_ms - kernel_ms,
+        "waiting_ms": max(min(statistics.median(per_run), total_ms) - kernel_ms, 0.0),
         "shared_ms": shared,
     }
+
+
+def _covers(node: NodeTime) -> tuple[str, ...]:
+    """Return the modules whose operations a node implements; none if they are of one module."""
+    return node.tag.hierarchy_covers if node.tag else ()
 
 
 def _sum(nodes: Iterable[NodeTime]) -> float:
