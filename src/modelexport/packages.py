@@ -32,6 +32,8 @@ def import_package(name: str, *, otherwise: str = "") -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C in its compiled part
+            raise error.__cause__ from None
         raise _missing(name, first_line(error), otherwise) from error
 
 

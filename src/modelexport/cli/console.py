@@ -35,7 +35,7 @@ ABSORBED_TEXT = "no nodes of its own (folded, fused or identity)"
 """What the status `absorbed` means."""
 _NUMBERS = {
     *("nodes", "parameters", "stored", "ms", "own", "fused", "calls"),
-    *("params", "flop", "gflops", "before", "after", "ratio"),
+    *("params", "flop", "gflops", "before ms", "after ms", "ratio"),
 }
 """The columns of numbers, which are aligned to the right."""
 _BAR = 6

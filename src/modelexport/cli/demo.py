@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +40,7 @@ input_shape = [2, 64]
 _NEXT_STEPS = """
 Look at it: open {page} in a browser.
 
-Try next:
+Try next{activation}:
   modelexport view {folder}/bert-tiny.onnx
   modelexport analyze {folder}/bert-tiny.onnx --output-format detailed
   modelexport validate {folder}/bert-tiny.onnx --check-consistency
@@ -117,7 +119,19 @@ def demo_command(folder: Path, strategy: str) -> None:
     else:
         show(["", line("Every module against PyTorch:"), *format_verification(parity, source.name)])
     layers = layer.rpartition(".")[0]
-    click.echo(_NEXT_STEPS.format(folder=folder, layers=layers, page=report.view_path))
+    click.echo(
+        _NEXT_STEPS.format(
+            folder=folder, layers=layers, page=report.view_path, activation=_activation()
+        )
+    )
+
+
+def _activation() -> str:
+    """Name the script that puts the command on the PATH, if it is in a venv that is not active."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("modelexport") is not None or not script.exists():
+        return ""
+    return f", after `. {os.path.relpath(script)}`"
 
 
 def _make_folder(folder: Path) -> None:

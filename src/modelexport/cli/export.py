@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _MOST_INPUTS = 8
 _MOST_NOTES = 5
+_MOST_DATA_FILES = 3
 _MOST_PART_INPUTS = 5
 
 
@@ -170,6 +171,9 @@ def _summary(report: ExportReport, verbose: bool, can_vary: bool) -> Iterator[Re
         if axes is not None:
             yield line(f"shapes are fixed; --dynamic makes {axes} symbolic", 4)
     yield from module_counts(modules, statistics.module_status)
+    if report.data_paths:
+        names = join_names((path.name for path in report.data_paths), _MOST_DATA_FILES)
+        yield line(f"initializers in {names}", 2)
     yield line(f"sidecar {report.sidecar_path.name}", 2)
     yield from _further_files(report, verbose, 2)
     yield ""

@@ -93,9 +93,9 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command, and print an error as one line, its details, and an exit code."""
-        from modelexport.option_values import name_options
-
         try:
+            from modelexport.option_values import name_options
+
             with name_options(as_flags=True):
                 return super().invoke(ctx)
         except ModelExportError as error:

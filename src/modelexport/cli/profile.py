@@ -275,18 +275,26 @@ def _view_comparison(result: ProfileComparison, top: int | None) -> Iterator[Ren
         yield from module_tree(
             shown,
             False,
-            before=lambda path: _optional(rows[path].before_ms),
-            after=lambda path: _optional(rows[path].after_ms),
-            ratio=lambda path: "" if (r := rows[path].ratio) is None else f"{r:.2f}",
+            **{
+                "before ms": lambda path: _optional(rows[path].before_ms),
+                "after ms": lambda path: _optional(rows[path].after_ms),
+                "ratio": lambda path: _ratio(rows[path]),
+            },
         )
         return
     yield ""
     table = [
-        (module.path or "(root)", _optional(module.before_ms), _optional(module.after_ms))
+        (
+            module.path or "(root)",
+            _optional(module.before_ms),
+            _optional(module.after_ms),
+            _ratio(module),
+        )
         for module in _slowest(result, top)
         if isinstance(module, ModuleDifference)
     ]
-    yield plain_table({"changed most": False, "before ms": True, "after ms": True}, table)
+    titles = {"changed most": False, "before ms": True, "after ms": True, "ratio": True}
+    yield plain_table(titles, table)
 
 
 def _ms(value: float) -> str:
@@ -297,6 +305,10 @@ def _ms(value: float) -> str:
 
 def _optional(value: float | None) -> str:
     return "" if value is None else _ms(value)
+
+
+def _ratio(module: ModuleDifference) -> str:
+    return "" if module.ratio is None else f"{module.ratio:.2f}"
 
 
 def _percent(part: float, whole: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,12 @@ _CSV = ("module", "tag", "own", "nodes", "saved",
     show_default=True,
     help="Which of onnxruntime's quantizers and converters to call.",
 )
-@click.option("--keep", multiple=True, metavar="PATTERN", help="Modules that stay in float.")
-@click.option("--only", multiple=True, metavar="PATTERN", help="Modules to quantize, if not all.")
+@click.option(
+    "--keep", multiple=True, metavar="PATTERN", help="Modules that stay in float; repeatable."
+)
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help="Modules to quantize, if not all; repeatable."
+)
 @click.option(
     "--calibration",
     type=click.Path(path_type=Path),
@@ -69,7 +74,12 @@ _CSV = ("module", "tag", "own", "nodes", "saved",
 @click.option(
     "--sensitivity", is_flag=True, help="Quantize each module alone and measure the error."
 )
-@click.option("--depth", type=int, metavar="N", help="How deep the modules to measure are.")
+@click.option(
+    "--depth",
+    type=int,
+    metavar="N",
+    help="Measure modules at this depth, `a.b` is at 2; by default the least with several.",
+)
 @click.option(
     "--inputs",
     type=click.Path(path_type=Path),
@@ -122,6 +132,8 @@ def quantize_command(onnx: Path, out: Path | None, sensitivity: bool, **options:
         emit_json(msgspec.to_builtins(fields, enc_hook=str), output_file)
     else:
         show(_summary(report, onnx, options["max_error"]), output_file)
+    files = shlex.join(map(str, (onnx, out)))
+    note(f"next: modelexport profile {files} compares their speed; int8 can be slower")
 
 
 def _measure(
@@ -192,7 +204,7 @@ def _summary(
     report: QuantizeReport, source: Path, max_error: float | None
 ) -> Iterator[RenderableType]:
     yield line(f"{report.onnx_path}: {plural(report.nodes, 'node')}, all with a module")
-    held = f", {report.in_float} kept in float" if report.in_float else ""
+    held = f", {report.in_float} are in modules kept in float" if report.in_float else ""
     yield line(
         f"{plural(report.converted, 'node')} of {source.name} converted to {report.to}{held}", 2
     )
@@ -204,7 +216,7 @@ def _summary(
         count = f"{len(report.kept)} of {plural(report.modules, 'module')}"
         yield line(f"in float for a relative error of at most {max_error:g}: {count}", 2)
         if report.kept:
-            titles = {"module": False, "nodes": True, "bytes": True, "error alone": True}
+            titles = {"module": False, "convertible": True, "bytes": True, "error alone": True}
             rows = [
                 (each.title, f"{each.nodes:,}", format_size(max(each.bytes, 0)),
                  _number(each.relative))

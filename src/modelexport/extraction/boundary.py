@@ -210,7 +210,7 @@ def consumers_by_value(subgraph: Subgraph) -> dict[str, list[int]]:
 
 def find_boundary(
     members: Members,
-    results: Collection[str] = (),
+    results: Sequence[str] = (),
     leaving: Sequence[str] | None = None,
     consumers_of: Callable[[Subgraph], Mapping[str, Sequence[int]]] = consumers_by_value,
 ) -> Boundary:
@@ -218,7 +218,8 @@ def find_boundary(
 
     Args:
         members: The nodes.
-        results: Values that are outputs if the nodes produce them, even if nothing consumes them.
+        results: Values that are outputs if the nodes produce them, even if nothing consumes them;
+            the first outputs, in this order.
         leaving: The names of the outputs, if they are known already.
         consumers_of: `consumers_by_value`, or a cached version of it for several calls.
     """
@@ -230,6 +231,8 @@ def find_boundary(
         if names is None:
             names = leaving_values(subgraph, indices, results, consumers_of(subgraph))
         outputs += [SubgraphValue(subgraph, name) for name in names]
+    order = {name: number for number, name in enumerate(results)}
+    outputs.sort(key=lambda value: order.get(value.name, len(order)))
     inputs = _in_declared_order(list(sources.inputs), "input")
     return Boundary(sources.parts(), tuple(inputs), tuple(outputs), tuple(sources.initializers))
 

@@ -40,11 +40,12 @@ from modelexport.options import keyword_aliases
 from modelexport.tagged.model import (
     has_module_functions,
     map_in_effect,
+    no_map_error,
     recorded_tag,
     tags_from_doc_strings,
     tags_from_records,
 )
-from modelexport.tagged.records import ExtractionRecord, TensorInfo, sidecar_path
+from modelexport.tagged.records import ExtractionRecord, TensorInfo
 from modelexport.tagged.tables import tensor_infos
 
 SMALL_FILE = 64 << 20
@@ -187,11 +188,7 @@ def _parse(path: Path, data: bytes | memoryview) -> OpenModel:
         tags = tags_from_records({key: recorded_tag(record) for key, record in nodes})
         main = Subgraph(proto.graph, tags)
     if not _is_tagged(main) and main.nodes:
-        if effective.refused is None:
-            message = f"{path.name or 'the model'} has no tags, so its modules are unknown"
-            raise FormatError(message, hint="export it with modelexport")
-        reason = f"{sidecar_path(path).name} cannot be used: {effective.refused}"
-        raise FormatError(f"{path.name} has no tags, and {reason}", hint="export the model again")
+        raise no_map_error(path, effective)
     records = effective.records
     modules = ModuleIndex({} if records is None else records.modules, main.all_tags())
     types = TypeInference(proto, main)

@@ -308,9 +308,10 @@ class ModuleIndex(ModuleNames):
         hint = f"{above or 'the root'} is the nearest module around it that has nodes"
         return ArgumentError(f"{name} has no nodes{reason}", hint=hint)
 
-    def results(self, target: ModuleRef) -> set[str]:
-        """Return the values in the file that a module returned, in its call or all calls."""
-        return {name for names in self.returned_values(target).values() for name in names if name}
+    def results(self, target: ModuleRef) -> list[str]:
+        """List the values in the file that a module returned, in its call or all calls."""
+        calls = self.returned_values(target).values()
+        return list(dict.fromkeys(name for names in calls for name in names if name))
 
     def returned_values(self, target: ModuleRef) -> dict[int, tuple[str | None, ...]]:
         """Return the values that a module returned, by call; None for one that was removed."""

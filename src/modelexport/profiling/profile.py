@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from modelexport.errors import ArgumentError, FormatError
+from modelexport.errors import ArgumentError
 from modelexport.graph.flat import pause_collector
 from modelexport.modules.lookup import ModuleIndex
 from modelexport.modules.record import ModuleRecord
@@ -25,7 +25,7 @@ from modelexport.profiling.kernel_times import (
     measure_kernels,
 )
 from modelexport.tagged.example_inputs import Array
-from modelexport.tagged.model import TaggedModel, load
+from modelexport.tagged.model import TaggedModel, load, require_records
 from modelexport.verification.feeds import make_feeds
 from modelexport.verification.runtime import CPU, SessionSettings, check_provider
 
@@ -196,11 +196,7 @@ def _check_numbers(optimization: str, runs: int, warmup: int, threads: int | Non
 
 def _load_tagged(path: StrPath) -> TaggedModel:
     model = load(path)
-    if model.records is None or not any(model.effective_tags):
-        raise FormatError(
-            f"{model.path.name} has no tags",
-            hint="export it with modelexport, or carry the map over with modelexport retag",
-        )
+    require_records(model)
     for name in model.data_files:
         require_data_file(model.path, name)
     return model

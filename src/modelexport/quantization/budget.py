@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, describe_type
+from modelexport.option_values import spell_option
 from modelexport.quantization.candidates import Candidate, split_modules
 from modelexport.quantization.results import ModuleSensitivity, Results
 from modelexport.quantization.sensitivity import check_depth, measure_all, nothing_to_convert
@@ -66,10 +67,12 @@ def check_limit(max_error: object) -> float | None:
         return None
     if isinstance(max_error, bool) or not isinstance(max_error, int | float):
         raise ArgumentTypeError(
-            f"max_error is {describe_type(max_error)}", hint="pass a number such as 0.01"
+            f"{spell_option('max_error')} is {describe_type(max_error)}",
+            hint="pass a number such as 0.01",
         )
     if not 0 <= max_error < math.inf:
-        raise ArgumentError(f"max_error must be a finite number, 0 or more, got {max_error}")
+        name = spell_option("max_error")
+        raise ArgumentError(f"{name} must be a finite number, 0 or more, got {max_error}")
     return float(max_error)
 
 
@@ -179,7 +182,8 @@ class _Search:
             raise ArgumentError(
                 f"no choice of modules has a relative error of at most {self._limit:g}: "
                 f"the smallest is {error:.3g}, with only {least.candidate.title} quantized",
-                hint="allow a larger error, choose smaller modules by depth, or another target",
+                hint=f"allow a larger error, smaller modules with {spell_option('depth')}, or "
+                f"another {spell_option('to')}",
             )
         return kept
 

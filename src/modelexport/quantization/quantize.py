@@ -108,7 +108,7 @@ def quantize(
     source, target = as_path(path), check_output_path(output_path)
     kind, limit, step = parse_target(to), check_limit(max_error), on_step or (lambda _: None)
     _check_files(source, target)
-    nodes_in_float(load(source), keep, only)  # refuses patterns before anything runs
+    nodes_in_float(load(source), keep, only)  # refuses files and patterns before anything runs
     with transaction(target.parent) as stage:
         bench = Workbench(
             source, stage.subfolder("copy"), kind,

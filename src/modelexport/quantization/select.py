@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 import onnx
 
-from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, describe_type, plural
+from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type, plural
 from modelexport.graph.flat import Graph, Initializer, as_text
 from modelexport.modules.lookup import ModuleIndex
 from modelexport.modules.record import NodeTag
 from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.model_file import StrPath
-from modelexport.tagged.model import TaggedModel, load
+from modelexport.tagged.model import TaggedModel, load, require_tags
 
 WHAT = ("nodes", "values", "initializers")
 _MOST_OPERATORS = 8
@@ -179,13 +179,8 @@ def find_nodes(
         ArgumentTypeError: A pattern is not a text.
         FormatError: The file has no tags.
     """
+    require_tags(model)
     tags = model.effective_tags
-    if not any(tags):
-        raise FormatError(
-            f"{model.path.name} has no tags",
-            hint="pass a file that modelexport exported or retagged, with its sidecar if it is "
-            "clean",
-        )
     index = ModuleIndex(model.modules, tags)
     found: set[int] = set()
     for pattern in as_patterns(patterns):

@@ -57,7 +57,7 @@ def measure_sensitivity(
     source, kind, step = as_path(path), parse_target(to), on_step or (lambda _: None)
     only = as_patterns(only)
     check_depth(depth)
-    nodes_in_float(load(source), (), only)  # refuses patterns before anything runs
+    nodes_in_float(load(source), (), only)  # refuses files and patterns before anything runs
     with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
         bench = Workbench(
             source, Path(folder), kind,

@@ -25,7 +25,7 @@ from modelexport.quantization.samples import (
 )
 from modelexport.quantization.select import as_patterns, find_nodes
 from modelexport.tagged.example_inputs import Array
-from modelexport.tagged.model import TaggedModel, load
+from modelexport.tagged.model import TaggedModel, load, require_tags
 
 _MOST_MEASURED = 8
 """On how many calibration samples errors are measured."""
@@ -216,7 +216,9 @@ def nodes_in_float(
 
     Raises:
         ArgumentError: A pattern matches nothing, or nothing is left to quantize.
+        FormatError: The file has no tags.
     """
+    require_tags(model)
     every, keep, only = range(len(model.graph.nodes)), as_patterns(keep), as_patterns(only)
     kept = find_nodes(model, keep, covering=True) if keep else set()
     chosen = find_nodes(model, only) if only else set(every)

@@ -30,7 +30,7 @@ from modelexport.retagging.fill import Filler, Modules
 from modelexport.retagging.sketch import Array, SketchIndex
 from modelexport.retagging.values import OpenFile, sketch_initializers, sketch_values
 from modelexport.tagged.hierarchy_map import HierarchyMap, make_map, tagged_chunks
-from modelexport.tagged.model import TaggedModel
+from modelexport.tagged.model import TaggedModel, require_records
 from modelexport.tagged.records import (
     EmbeddedMap,
     RetagRecord,
@@ -122,11 +122,7 @@ def _retag(
         step("read the two files")
         old, old_model = _open(stack.enter_context(open_mapped(original)), original)
         new, new_model = _open(stack.enter_context(open_mapped(changed, whole=True)), changed)
-        if old_model.records is None or not any(old_model.effective_tags):
-            raise FormatError(
-                f"{old.path.name} has no tags",
-                hint="pass the file that modelexport exported, with its sidecar if it is clean",
-            )
+        records = require_records(old_model)
         for file in (old, new):
             check_no_overwrite(file.path, file.data_files, target)
         sides, compared = _sides(old_model, old, new, inputs, run, step)
@@ -136,7 +132,7 @@ def _retag(
         modules = Modules(old_model.modules)
         answers = Filler(*sides, anchors, old_model.effective_tags, new_model.tags, modules).fill()
         hierarchy = _build_map(
-            old_model.records, new, sides, anchors, modules, answers, target,
+            records, new, sides, anchors, modules, answers, target,
             RetagRecord(old.path.name, new.path.name, compared),
         )  # fmt: skip
         step("write the files")

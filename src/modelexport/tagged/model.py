@@ -210,6 +210,37 @@ class TaggedModel:
         return zip(self.graph.nodes, self.tags, strict=True)
 
 
+def require_tags(model: TaggedModel) -> None:
+    """Refuse a file whose nodes have no tags in effect.
+
+    Raises:
+        FormatError: It has none.
+    """
+    if not any(model.effective_tags):
+        raise no_map_error(model.path, model.in_effect)
+
+
+def require_records(model: TaggedModel) -> EmbeddedMap | Sidecar:
+    """Return the records of a file; refuse one without them, or without tags.
+
+    Raises:
+        FormatError: It has none.
+    """
+    require_tags(model)
+    if model.records is None:
+        raise no_map_error(model.path, model.in_effect, "no records of its modules")
+    return model.records
+
+
+def no_map_error(path: Path, effective: MapInEffect, lacks: str = "no tags") -> FormatError:
+    """Return the error for a file that lacks its map, with why its sidecar does not help."""
+    reason = ""
+    if effective.refused is not None:
+        reason = f", and {sidecar_path(path).name} cannot be used: {effective.refused}"
+    hint = "pass a file that modelexport exported or retagged, with its sidecar if it is clean"
+    return FormatError(f"{path.name or 'the model'} has {lacks}{reason}", hint=hint)
+
+
 def has_module_functions(proto: onnx.ModelProto) -> bool:
     """Return whether the modules of a model are local functions, as `to_functions` writes them."""
     return any(entry.key == FUNCTIONS_KEY for entry in proto.metadata_props)

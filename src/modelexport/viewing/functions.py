@@ -24,8 +24,7 @@ from modelexport.onnx_file.model_file import (
     parse_model,
 )
 from modelexport.option_values import spell_option
-from modelexport.tagged.model import TaggedModel
-from modelexport.tagged.records import sidecar_path
+from modelexport.tagged.model import TaggedModel, require_tags
 from modelexport.tagged.tables import consumer_tags
 from modelexport.viewing.function_bytes import (
     Boundary,
@@ -149,13 +148,7 @@ def _check_convertible(model: TaggedModel, data: wire.Buffer) -> None:
             f"the modules of {name} are functions already",
             hint="modelexport functions --inline restores the flat file",
         )
-    if not any(model.effective_tags):
-        refused = model.in_effect.refused
-        reason = f", and {sidecar_path(model.path).name} cannot be used: {refused}"
-        raise FormatError(
-            f"{name} has no tags{reason if refused else ', so its modules are unknown'}",
-            hint="export it with modelexport",
-        )
+    require_tags(model)
     if len(list(wire.graphs(data))) != 1:
         raise FormatError(f"{name} has its graph in several parts", hint="save it with onnx")
 
