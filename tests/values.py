@@ -106,7 +106,8 @@ def onnx_values(path: Path, example_inputs: Any) -> dict[str, np.ndarray]:
     while (node := _branch_to_inline(proto)) is not None:
         condition = {**initializers, **feeds, **values}[node.input[0]]
         taken = bool(np.asarray(condition).reshape(-1)[0])
-        keys.update(_inline(proto, node, "then_branch" if taken else "else_branch"))
+        key = keys.get(node.output[0], node.output[0])
+        keys.update(_inline(proto, node, key, "then_branch" if taken else "else_branch"))
         values = _run(proto, feeds)
     everything = {**initializers, **feeds, **values}
     return {keys.get(name, name): value for name, value in everything.items()}
@@ -171,10 +172,10 @@ def _branch_to_inline(proto: onnx.ModelProto) -> onnx.NodeProto | None:
     return None
 
 
-def _inline(proto: onnx.ModelProto, node: onnx.NodeProto, branch: str) -> dict[str, str]:
+def _inline(proto: onnx.ModelProto, node: onnx.NodeProto, key: str, branch: str) -> dict[str, str]:
     """Replace a conditional by the nodes of a branch; return the keys of their values."""
     subgraph = next(attribute.g for attribute in node.attribute if attribute.name == branch)
-    prefix = f"{node.output[0]}/{branch}/"
+    prefix = f"{key}/{branch}/"
     index = list(proto.graph.node).index(node)
     nodes = list(subgraph.node)
     for result, outer in zip(subgraph.output, node.output, strict=True):

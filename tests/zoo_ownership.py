@@ -305,3 +305,53 @@ class WithoutGradients(nn.Module):
 @animal()
 def modules_without_gradients() -> Example:
     return WithoutGradients(), (x(2, 8),)
+
+
+class BetweenDropouts(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.inner(self.drop(x)))
+
+
+@animal()
+def result_renamed_after_copies() -> Example:
+    """The exporter gives the result of the tanh the name of the last of the copies after it."""
+    last = BetweenDropouts(BetweenDropouts(nn.Tanh()))
+    return BetweenDropouts(nn.Sequential(nn.Linear(8, 8), last)), (x(2, 8),)
+
+
+class UsesItsSine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin() * 2 + x
+
+
+class Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+
+class ReturnsTheSineToo(nn.Module):
+    """What the last module returns is merged into an operation of another module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.first, self.second = UsesItsSine(), Sine()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.fc(x)
+        return self.first(y), self.second(y)
+
+
+@animal()
+def output_merged_into_another_operation() -> Example:
+    return ReturnsTheSineToo(), (x(2, 8),)
+
+
+@animal()
+def relu_fused_into_a_clip() -> Example:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Hardtanh(-1, 2), nn.Tanh()), (x(2, 8),)

@@ -163,6 +163,39 @@ def conditional_without_weights() -> Example:
     return BranchesWithoutWeights(), (x(2, 8),)
 
 
+class CallsTwiceInABranch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = Branch()
+
+    def forward(self, x: Tensor) -> Tensor:
+        once, twice = self.branch, lambda v: self.branch(self.branch(v))
+        return torch.cond(x.abs().sum() < 0, lambda v: once(v), twice, (x,))
+
+
+@animal("torchscript")
+def module_twice_in_a_branch() -> Example:
+    return CallsTwiceInABranch(), (x(2, 8),)
+
+
+class ConditionInACondition(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer, self.yes, self.no = Branch(), Branch(), nn.Linear(8, 8)
+
+    def choose(self, x: Tensor) -> Tensor:
+        return torch.cond(x.mean() > 9, lambda v: self.yes(v), lambda v: self.no(v).tanh(), (x,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        taken = x.abs().sum() > 0
+        return torch.cond(taken, lambda v: self.choose(self.outer(v)), lambda v: self.no(v), (x,))
+
+
+@animal("torchscript")
+def condition_in_a_condition() -> Example:
+    return ConditionInACondition(), (x(2, 8),)
+
+
 class TakesPlainValues(nn.Module):
     def __init__(self) -> None:
         super().__init__()

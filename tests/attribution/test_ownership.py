@@ -106,3 +106,22 @@ def test_a_scripted_loop_belongs_to_the_module_that_called_it(
     assert found["0.1"] == ["Relu"]
     assert "Loop" in found["1.0"]
     assert found["1.1"] == ["Tanh"]
+
+
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_a_model_without_operations(strategy: str, tmp_path: Path) -> None:
+    """The exporter connects the input to the output with a node that no module made."""
+    assert owners(nn.Identity(), torch.rand(2, 3), strategy, tmp_path) == {"": ["Identity"]}
+    assert modelexport.validate(tmp_path / "model.onnx", check_consistency=True).findings == ()
+
+
+def test_a_name_that_looks_like_a_repeated_call(tmp_path: Path) -> None:
+    """torch marks the second call of a module so; it is no evidence for another module here."""
+    model = nn.Sequential()
+    model.add_module("@1", nn.Linear(3, 3))
+    model.add_module("act", nn.Tanh())
+    found = owners(model, torch.rand(2, 3), "fx", tmp_path)
+    assert found == {"@1": ["Gemm"], "act": ["Tanh"]}
+    assert not any(
+        tag and tag.hierarchy_covers for tag in modelexport.load(tmp_path / "model.onnx").tags
+    )

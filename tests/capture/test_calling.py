@@ -256,6 +256,22 @@ def test_a_module_under_vmap(strategy: str, tmp_path: Path) -> None:
     assert modelexport.verify(model, inputs, report.onnx_path).agrees
 
 
+class Gradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.grad(lambda inner: self.fc(inner).tanh().sum())(x)
+
+
+@pytest.mark.regression
+def test_a_gradient_in_forward_does_not_crash_the_tracer(tmp_path: Path) -> None:
+    """torch cannot trace it, and says so."""
+    with pytest.raises(modelexport.ExportError, match="torch cannot export"):
+        modelexport.export_model(Gradient(), torch.randn(2, 4), tmp_path / "m.onnx", strategy="htp")
+
+
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
 def test_outputs_that_are_not_tensors_are_dropped_and_reported(
     strategy: str, tmp_path: Path

@@ -19,7 +19,12 @@ from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._errors import ConversionError
 
 from modelexport.capture.dynamic_shapes import nest_shapes
-from modelexport.capture.dynamo_evidence import Translation, read_trace, watch_translation
+from modelexport.capture.dynamo_evidence import (
+    Translation,
+    read_trace,
+    watch_translation,
+    without_call,
+)
 from modelexport.capture.fx_trace import FxTraceReader
 from modelexport.capture.hooks import (
     OutputFilter,
@@ -219,7 +224,7 @@ class BranchModules:
                 for node in graph_module.graph.nodes:
                     # The keys of the stack are the ids of the modules, innermost last.
                     stack = node.meta.get("nn_module_stack") or ()
-                    modules = [self._paths.get(key) for key in stack]
+                    modules = [self._paths.get(without_call(key)) for key in stack]
                     self.ran.update(path for path in modules if path is not None)
                     if modules and modules[-1] is not None:
                         module_of[node.name] = modules[-1]

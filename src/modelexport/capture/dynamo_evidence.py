@@ -33,6 +33,11 @@ _NON_STRICT = "TorchExportNonStrictStrategy"
 """The one way to capture in which Python, and so the hooks, run."""
 
 
+def without_call(name: str) -> str:
+    """Return a module's path or key without the mark of a second or later call."""
+    return _REPEATED_CALL.sub("", name)
+
+
 class Translation:
     """The ONNX graph as first translated, and what the optimiser does with its nodes."""
 
@@ -42,6 +47,8 @@ class Translation:
         """By ONNX value, the name of the FX node that it was translated from."""
         self.outputs: list[str] = []
         self._initializers: dict[str, Any] = {}
+        self._values: list[tuple[str, Any]] = []
+        """Each value of a node with its name, which the optimiser may change."""
         self._origins: dict[int, tuple[Any, dict[str, None]]] = {}
         """By the id of an ONNX node, the node and the FX nodes it implements.
 
@@ -59,6 +66,7 @@ class Translation:
     def begin(self, model: Any) -> None:
         """Note which FX node each node implements, after version conversion."""
         for node in model.graph:
+            self._values += [(value.name, value) for value in node.outputs if value.name]
             names = (self.fx_names[v.name] for v in node.outputs if v.name in self.fx_names)
             self._origins[id(node)] = (node, dict.fromkeys(names))
 
@@ -71,6 +79,21 @@ class Translation:
     def fx_nodes_of(self, node: Any) -> dict[str, None]:
         """Return the FX nodes that an ONNX node implements, that of its result first."""
         return self._origins[id(node)][1] if id(node) in self._origins else {}
+
+    def renamed_values(self, graph: Any) -> dict[str, str]:
+        """Return the new names of values that were renamed, by the names before.
+
+        The optimiser gives the name of a graph output to the value that takes its place, and the
+        exporter renames graph outputs at the end. Another value that had the new name of a value
+        before gets a name that no value has.
+        """
+        present = {id(value) for node in graph for value in node.outputs}
+        names = {name: value.name for name, value in self._values if id(value) in present}
+        # Whatever was done to a graph output, it is the same value at the same position.
+        names |= dict(zip(self.outputs, (value.name for value in graph.outputs), strict=False))
+        renamed = {old: new for old, new in names.items() if old != new}
+        others = {name for old in self.operations for name in old.outputs} - names.keys()
+        return renamed | {name: f"{name} before" for name in others.intersection(renamed.values())}
 
     def changed_initializers(self, graph: Any) -> frozenset[str]:
         """Return the initializers to which the optimiser gave other values under their old names.
@@ -200,12 +223,16 @@ def read_trace(
     }
     decomposition = Decomposition(reader, fx_nodes, origins, _model_outputs(exported, log))
     returned = _returned_values(decomposition, log, sites)
-    renamed = _renamed_outputs(translation, [value.name for value in graph.outputs])
-    fx_names = {renamed.get(name, name): fx for name, fx in translation.fx_names.items()}
+    renamed = translation.renamed_values(graph)
+    # Of the values that became one, the first was computed and the others were copies of it.
+    fx_names = {renamed.get(name, name): fx for name, fx in reversed(translation.fx_names.items())}
     final = [describe_node(node) for node in graph]
     before = [old.rename(renamed) for old in translation.operations]
     present = {value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name}
-    matcher = ValueMatcher(before, final, present, translation.changed_initializers(graph))
+    inner = {name for node in graph for name in list(translation.fx_nodes_of(node))[1:]}
+    fused = {value for value, fx_name in fx_names.items() if fx_name in inner}
+    changed = translation.changed_initializers(graph)
+    matcher = ValueMatcher(before, final, present, changed, fused)
     scopes: dict[str, Site] = {}
     covers: dict[str, tuple[str, ...]] = {}
     for node, operation in zip(graph, final, strict=True):
@@ -229,12 +256,15 @@ def read_trace(
 def _sites(node: Any, origin: str | None, log: CallLog, tree: ModuleTree) -> tuple[Site, ...]:
     """Return the call of an FX node, and the module that torch recorded if it is another one."""
     stack = list((node.meta.get(_MODULE_STACK) or {}).values())
-    recorded = tree.canonical(_REPEATED_CALL.sub("", stack[-1][0])) if stack else None
+    name = stack[-1][0] if stack else None
+    recorded = None if name is None else tree.canonical(without_call(name))
     if origin is None:
         return () if recorded is None else (Site(recorded),)
     number = log.operation_calls[origin]
     ran_in = Site(log.calls[number].path, number)
-    return (ran_in,) if recorded in (None, ran_in.path) else (ran_in, Site(recorded))
+    # What looks like the mark of a call may be the end of the module's own name.
+    agrees = ran_in.path in (recorded, tree.canonical(name or ""))
+    return (ran_in,) if agrees or recorded is None else (ran_in, Site(recorded))
 
 
 def _model_outputs(program: Any, log: CallLog) -> list[tuple[str, Any]]:
@@ -263,16 +293,6 @@ def _returned_values(
                 sites[name] = (Site(call.path, number), *sites[name])
         returned.append(names)
     return returned
-
-
-def _renamed_outputs(translation: Translation, after: list[str]) -> dict[str, str]:
-    """Return how the exporter renamed the graph's outputs at the end, by the names before.
-
-    Another value that had the new name of an output before gets one that no value has.
-    """
-    renamed = {old: new for old, new in zip(translation.outputs, after, strict=False) if old != new}
-    others = {name for old in translation.operations for name in old.outputs} - renamed.keys()
-    return renamed | {name: f"{name} before" for name in others.intersection(renamed.values())}
 
 
 def _log_from_stacks(fx_nodes: list[Any], tree: ModuleTree) -> CallLog:

@@ -216,7 +216,7 @@ def align_origins(
     ]
     aligned = dict(origins)
     start = 0
-    for (origin, nodes), (following, _) in zip(runs, [*runs[1:], (None, [])], strict=True):
+    for (origin, nodes), (following, _) in itertools.pairwise([*runs, (None, [])]):
         end = (
             position.get(following or "", len(position))
             if origin is None

@@ -78,6 +78,10 @@ class JitTraceReader:
         state = self.session()
         if not self._look_up_values or state is None or (tensor.requires_grad and tensor.is_leaf):
             return None
+        # Private: a tensor under a transform of torch.func is no value of the trace. The tracer
+        # would keep it as a constant, and crash the process when the transform has ended.
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return None
         here = state.graph().insertPoint()
         before = here.prev()
         try:
@@ -89,7 +93,7 @@ class JitTraceReader:
                 if version > _count_writes(value, version):
                     self.rewritten.setdefault(value.unique(), []).append(self._latest)
             return str(value.unique())
-        except RuntimeError:  # a tensor under torch.vmap is no value of the trace
+        except RuntimeError:  # a tensor without storage is no value of the trace
             return None
         finally:
             # The tracer adds a constant for a tensor that it does not know.

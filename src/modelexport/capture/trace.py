@@ -179,6 +179,7 @@ class ValueMatcher:
         after: Sequence[Operation],
         present: Set[str],
         changed: frozenset[str] = frozenset(),
+        fused: Set[str] = frozenset(),
     ) -> None:
         """Index both graphs.
 
@@ -187,10 +188,15 @@ class ValueMatcher:
             after: The operations as written.
             present: The names of the inputs and initializers of the written graph.
             changed: The initializers that got other values under their old names.
+            fused: Values of operations that are known to be fused into another one.
         """
         self._changed = changed
+        self._fused = fused
         self._present = {*present, *(name for operation in after for name in operation.outputs)}
-        self._producers = {name: operation for operation in before for name in operation.outputs}
+        self._producers: dict[str, Operation] = {}
+        for operation in before:
+            for name in operation.outputs:
+                self._producers.setdefault(name, operation)  # a later one was merged into it
         self._after = {name: operation for operation in after for name in operation.outputs}
         self._consumers: dict[str, list[tuple[Operation, int]]] = {}
         for operation in before:
@@ -208,7 +214,7 @@ class ValueMatcher:
                 self._matches[name] = renamed
                 break
             producer = self._producers.get(name)
-            if producer is None or not _is_copy(producer) or producer.inputs[0] in chain:
+            if producer is None or not self._is_copy(producer) or producer.inputs[0] in chain:
                 self._matches[name] = None
                 break
             name = producer.inputs[0]
@@ -255,7 +261,7 @@ class ValueMatcher:
         for name, producer in self._producers.items():
             # An operation that only looks like a copy may have been folded, as the shape of a
             # value is: its result is not the value that `find` would follow it to.
-            if name in self._present or _is_copy(producer):
+            if name in self._present or self._is_copy(producer):
                 continue
             if (match := self.find(name)) is not None:
                 old_names.setdefault(match, []).append(name)
@@ -292,7 +298,7 @@ class ValueMatcher:
                 after = self._after.get(consumer.outputs[0]) if consumer.outputs else None
                 if after is not None and self._same_kind(consumer, after):
                     return after.inputs[slot] or None
-                if after is None and _is_copy(consumer) and len(same_value) < _MAX_STEPS:
+                if after is None and self._is_copy(consumer) and len(same_value) < _MAX_STEPS:
                     same_value.append(consumer.outputs[0])
         return None
 
@@ -329,6 +335,15 @@ class ValueMatcher:
                     return after.outputs[slot] if slot < len(after.outputs) else None
         return None
 
+    def _is_copy(self, removed: Operation) -> bool:
+        """Return whether a removed operation was a copy.
+
+        Optimisers fuse few operations with one input and no attributes into another one, so one
+        of this form that was removed, and is not known to be fused, had no effect.
+        """
+        is_unary = len(removed.inputs) == 1 and removed.plain and len(removed.outputs) == 1
+        return is_unary and removed.outputs[0] not in self._fused
+
     def _same_kind(self, before: Operation, after: Operation) -> bool:
         return (
             len(before.inputs) == len(after.inputs)
@@ -345,15 +360,6 @@ class ValueMatcher:
             old == new or self._matches.get(old) == new
             for old, new in zip(before.inputs, after.inputs, strict=True)
         )
-
-
-def _is_copy(removed: Operation) -> bool:
-    """Return whether a removed operation was a copy.
-
-    Optimisers fold no operation with one input and no attributes into another one, so an operation
-    of this form that was removed had no effect.
-    """
-    return len(removed.inputs) == 1 and removed.plain and len(removed.outputs) == 1
 
 
 def covered_modules(sites: Iterable[Site]) -> tuple[str, ...]:
