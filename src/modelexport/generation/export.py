@@ -11,13 +11,11 @@ import msgspec
 import torch
 from torch import nn
 
-from modelexport.attribution.strategies import ExportStrategy
 from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.model_state import EXPORT_LOCK, check_model
 from modelexport.capture.trace import Baseline
 from modelexport.capture.transformers_exporter import ALL_AXES
-from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
-from modelexport.exporters import EXPORTERS
+from modelexport.errors import ArgumentTypeError, describe_type
 from modelexport.generation.parts import (
     ModelPart,
     SplitModel,
@@ -39,11 +37,12 @@ from modelexport.generation.records import (
     generation_path,
     part_path,
 )
+from modelexport.generation.request import check_generation_options, exporter_name
 from modelexport.generation.roles import find_roles
 from modelexport.keywords import ModelKeywords
-from modelexport.onnx_file.atomic_write import Transaction, check_output_path, transaction
+from modelexport.onnx_file.atomic_write import Transaction, transaction
 from modelexport.onnx_file.shared_data import SharedData
-from modelexport.option_values import check_flag, spell_option
+from modelexport.option_values import check_flag
 from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, StrPath, resolve_names
 from modelexport.pipeline import split_options
 from modelexport.report import ExportReport, Steps, warn_of_failures
@@ -52,8 +51,6 @@ from modelexport.staged_export import StagedExport, finish_export, stage_export
 
 _LEAST = 2
 """The least size of an axis in the example inputs: torch takes a size of one as fixed."""
-_ONE_FILE = ("graphml_output", "jit_graph", "fx_graph")
-"""Options that name one file, which several exports would write to."""
 
 
 def export_generation(
@@ -103,52 +100,6 @@ def export_generation(
     return report
 
 
-def check_generation_options(output_path: object, options: ExportOptions) -> Path:
-    """Check the options of an export in parts, and return the stem of its files.
-
-    Raises:
-        ArgumentError: An option cannot go with it.
-        ArgumentTypeError: The output is not a path.
-        FileError: The folder does not exist.
-    """
-    if not isinstance(output_path, str | os.PathLike):
-        kind = describe_type(output_path)
-        raise ArgumentTypeError(f"the output path is {kind}", hint="pass a path such as m.onnx")
-    path = Path(output_path)
-    # A folder may have the name of the stem, as that of the model often does; not so `models/`.
-    if not path.name or os.fspath(output_path).endswith(os.sep):
-        raise ArgumentError(
-            f"the output {os.fspath(output_path)!r} is a folder",
-            hint="name the files, for example llama for llama_decode.onnx",
-        )
-    stem = path.with_suffix("") if path.suffix == ".onnx" else path
-    check_output_path(part_path(stem, DECODE))
-    generation = spell_option("generation")
-    able = _exporter_name()
-    if options.exporter not in (None, able):
-        raise ArgumentError(
-            f"{generation} exports with the {able} exporter, not {options.exporter}",
-            hint=f"leave {spell_option('exporter')} out",
-        )
-    if options.strategy not in (ExportStrategy.AUTO, ExportStrategy.FX):
-        raise ArgumentError(
-            f"{generation} goes with the strategy {ExportStrategy.FX}, not {options.strategy}",
-            hint=f"leave {spell_option('strategy')} out",
-        )
-    if options.dynamic_axes:
-        raise ArgumentError(
-            f"{generation} makes all axes symbolic that {spell_option('dynamic_axes')} could name",
-            hint="leave it out",
-        )
-    for name in _ONE_FILE:
-        if getattr(options, name) is not None:
-            raise ArgumentError(
-                f"{spell_option(name)} names one file, and {generation} exports several models",
-                hint="leave it out",
-            )
-    return stem
-
-
 def export_parts(
     model: nn.Module,
     inputs: Mapping[str, Any],
@@ -164,7 +115,7 @@ def export_parts(
     """
     stem = check_generation_options(output_path, options)
     check_options(options)
-    options = msgspec.structs.replace(options, exporter=_exporter_name())
+    options = msgspec.structs.replace(options, exporter=exporter_name())
     module = check_model(model)
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError("the model is a program", hint="pass the model itself")
@@ -209,10 +160,6 @@ def _fixed_prompt(record: GenerationFile, reports: Mapping[str, ExportReport]) -
                 f"{report.onnx_path.name} takes {info.shape[-1]} tokens, since the model loops "
                 "over them; generate passes those of other prompts to decode, one at a time"
             )
-
-
-def _exporter_name() -> str:
-    return next(one.name for one in EXPORTERS if one.splits_models)
 
 
 def widen_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
