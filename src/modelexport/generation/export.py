@@ -15,7 +15,7 @@ from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.model_state import EXPORT_LOCK, check_model
 from modelexport.capture.trace import Baseline
 from modelexport.capture.transformers_exporter import ALL_AXES
-from modelexport.errors import ArgumentTypeError, describe_type
+from modelexport.errors import ArgumentTypeError, ExportError, describe_type
 from modelexport.generation.parts import (
     ModelPart,
     SplitModel,
@@ -28,6 +28,7 @@ from modelexport.generation.records import (
     LOGITS,
     MASK,
     PREFILL,
+    RUN_PARTS,
     TOKENS,
     GenerationFile,
     GenerationPart,
@@ -42,7 +43,7 @@ from modelexport.generation.roles import find_roles
 from modelexport.keywords import ModelKeywords
 from modelexport.onnx_file.atomic_write import Transaction, transaction
 from modelexport.onnx_file.shared_data import SharedData
-from modelexport.option_values import check_flag
+from modelexport.option_values import check_flag, spell_option
 from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, StrPath, resolve_names
 from modelexport.pipeline import split_options
 from modelexport.report import ExportReport, Steps, warn_of_failures
@@ -136,6 +137,7 @@ def export_parts(
         reports = {part: one.report for part, one in staged.items()}
         data = () if shared is None else (name,)
         record = _describe(module, split, reports, options, call, _relative(tokenizer, stem), data)
+        _check_cache_grows(record)
         path = generation_path(stem)
         stage.publish(stage.write("generation", [encode_generation(record)]), path.name)
         stage.commit()
@@ -144,7 +146,7 @@ def export_parts(
     parts = {
         part: msgspec.structs.replace(report, data_paths=paths) for part, report in finished.items()
     }
-    notes = (*parts[DECODE].notes, *_fixed_prompt(record, parts))
+    notes = (*parts[DECODE].notes, *_fixed_prompt(record, parts), *_unknown_inputs(record))
     return msgspec.structs.replace(parts[DECODE], parts=parts, generation_path=path, notes=notes)
 
 
@@ -160,6 +162,34 @@ def _fixed_prompt(record: GenerationFile, reports: Mapping[str, ExportReport]) -
                 f"{report.onnx_path.name} takes {info.shape[-1]} tokens, since the model loops "
                 "over them; generate passes those of other prompts to decode, one at a time"
             )
+
+
+def _unknown_inputs(record: GenerationFile) -> Iterator[str]:
+    """Yield a note for each part that `generate` cannot run."""
+    for name in RUN_PARTS:
+        part = record.parts.get(name)
+        if part is not None and part.unknown_inputs:
+            yield (
+                f"generate cannot run {part.onnx}: the origin of its input "
+                f"{part.unknown_inputs[0]!r} is not known"
+            )
+
+
+def _check_cache_grows(record: GenerationFile) -> None:
+    """Raise an error if the exporter fixed the length of a cache that grows with the text.
+
+    It does where a model makes a Python number of that length.
+    """
+    for info in record.cache:
+        empty = record.parts[DECODE].inputs[info.name].empty
+        for size, length in zip(info.shape, empty, strict=False):
+            if length == 0 and str(size).isdecimal():
+                name = record.parts[DECODE].class_.rpartition(".")[2]
+                raise ExportError(
+                    f"{name} makes a Python number of the length of its cache, so that the file of "
+                    f"the part {DECODE} would take a cache of {size} tokens only",
+                    hint=f"leave {spell_option('generation')} out",
+                )
 
 
 def widen_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:

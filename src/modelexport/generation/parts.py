@@ -118,7 +118,7 @@ def split_model(
         if first:
             stages = _stages_from(model, observer.steps[first:])
         steps = tuple(dict(named_tensors(step)) for step in observer.steps[first:][:_STEPS])
-        _check_keeps_cache(model, steps)
+        _check_steps(model, steps)
         if max_cache_length is None and _is_recurrent(steps):
             # Two steps at once are another computation than one after the other.
             stages = _decompose(model, wanted, config, has_encoder, at_once=False)
@@ -132,14 +132,20 @@ def split_model(
     return SplitModel(tuple(parts), Observation(given, steps, to_encode, observer.encoded))
 
 
-def _check_keeps_cache(model: nn.Module, steps: Sequence[Leaves]) -> None:
-    """Raise an error for a model that reads the whole text again at each step."""
-    first, *later = (step[token_input(step)].shape[1] for step in steps[:2])
-    if later and later[0] > first:
-        raise ArgumentError(
-            f"{type(model).__name__} keeps no cache: generate() passes the whole text at each step",
-            hint=f"leave {spell_option('generation')} out",
-        )
+def _check_steps(model: nn.Module, steps: Sequence[Leaves]) -> None:
+    """Raise an error unless each step after the first one takes the one token before it."""
+    tokens = [step[token_input(step)] for step in steps]
+    first, *later = (one.shape[1] for one in tokens)
+    if tokens[0].dim() > 2:
+        reason = f"generates {tokens[0].shape[2]} sequences of tokens at once, not a text"
+    elif later and later[0] > first:
+        reason = "keeps no cache: generate() passes the whole text at each step"
+    elif later and later[0] != 1:
+        reason = f"takes {later[0]} tokens at each step of generate(), not the last one alone"
+    else:
+        return
+    hint = f"leave {spell_option('generation')} out"
+    raise ArgumentError(f"{type(model).__name__} {reason}", hint=hint)
 
 
 def _decompose(
@@ -292,8 +298,7 @@ def read_token_ids(model: Any, split: SplitModel | None = None) -> TokenIds:
     start: tuple[int, ...] = ()
     if split is not None and split.observed.encoded:
         tokens = split.observed.steps[0][token_input(split.observed.steps[0])]
-        if is_one_stream(tokens):
-            start = tuple(int(token) for token in tokens[0])
+        start = tuple(int(token) for token in tokens[0])
     pad = config.pad_token_id
     return TokenIds(
         bos=config.bos_token_id,
@@ -313,11 +318,6 @@ def token_input(step: Mapping[str, torch.Tensor]) -> str:
         if name in step:
             return name
     raise ModelRunError("generate() passes no token ids to the model", hint=f"pass {TOKENS}")
-
-
-def is_one_stream(tokens: torch.Tensor) -> bool:
-    """Return whether tokens are one sequence a row, and not several, as those of some codecs."""
-    return tokens.dim() == 2
 
 
 class _Observer:

@@ -18,6 +18,8 @@ OUTPUT_PREFIX = "output."
 """How the name of an output begins where an input has the same one, as caches do."""
 ENCODE, PREFILL, DECODE = "encode", "prefill", "decode"
 """The parts: what runs once on the input, the first step of generation, and each further one."""
+RUN_PARTS = (ENCODE, PREFILL, DECODE)
+"""Those that `generate` runs; a multimodal model has others."""
 TOKENS, DECODER_TOKENS, MASK = "input_ids", "decoder_input_ids", "attention_mask"
 CACHE, LOGITS = "past_key_values", "logits"
 """The interface of transformers: what its `generate` takes, and its models take and return."""
@@ -75,6 +77,11 @@ class GenerationPart(msgspec.Struct, frozen=True):
     """The output with the scores of the next token; null for a part that has none."""
     class_: str = msgspec.field(name="class")
     """The qualified class of the module that the part computes."""
+
+    @property
+    def unknown_inputs(self) -> list[str]:
+        """The inputs of which `generate` does not know what to pass."""
+        return [name for name, one in self.inputs.items() if one.role is InputRole.OTHER]
 
 
 class TokenIds(msgspec.Struct, frozen=True):

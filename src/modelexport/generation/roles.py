@@ -7,11 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from modelexport.capture.graph_inputs import INPUT_PREFIX
-from modelexport.generation.parts import (
-    Observation,
-    is_one_stream,
-    token_input,
-)
+from modelexport.generation.parts import Observation, token_input
 from modelexport.generation.records import ENCODE, MASK, OUTPUT_PREFIX, PREFILL, GenerationInput
 from modelexport.generation.records import InputRole as Role
 
@@ -50,7 +46,7 @@ def _step_role(leaf: str, observed: Observation, first: bool) -> GenerationInput
     """Return the role of an input of a step that is not the cache."""
     start, *later = observed.steps
     if leaf == token_input(start):
-        return GenerationInput(Role.TOKENS) if is_one_stream(start[leaf]) else _OTHER
+        return GenerationInput(Role.TOKENS)
     if first and not observed.encoded and leaf == MASK and start[leaf].dim() == 2:
         return GenerationInput(Role.MASK)
     if len(later) < 2 or any(leaf not in step for step in later):

@@ -18,6 +18,7 @@ from modelexport.generation.records import (
     MASK,
     OUTPUT_PREFIX,
     PREFILL,
+    RUN_PARTS,
     TOKENS,
     GenerationFile,
     GenerationInput,
@@ -114,7 +115,7 @@ class Runner:
 
     def __init__(self, folder: Path, record: GenerationFile) -> None:
         self._record = record
-        names = [name for name in (ENCODE, PREFILL, DECODE) if name in record.parts]
+        names = [name for name in RUN_PARTS if name in record.parts]
         for name in names:
             _check_runnable(name, record.parts[name])
         self._sessions = {
@@ -249,10 +250,9 @@ def _size(size: int | str | None) -> int | None:
 
 def _check_runnable(name: str, part: GenerationPart) -> None:
     """Raise an error if `generate` does not know what to pass to a part."""
-    other = [one for one, origin in part.inputs.items() if origin.role is InputRole.OTHER]
-    if other:
+    if part.unknown_inputs:
         raise ArgumentError(
-            f"the input {other[0]!r} of {part.onnx} has no known origin",
+            f"the input {part.unknown_inputs[0]!r} of {part.onnx} has no known origin",
             hint=f"run the part {name} with values of your own",
         )
 
