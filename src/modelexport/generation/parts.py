@@ -16,6 +16,7 @@ from modelexport.capture.model_state import preserve_model, silence_torch, swap_
 from modelexport.capture.pytrees import is_tree, named_tensors, register_caches
 from modelexport.capture.transformers_exporter import import_exporters
 from modelexport.errors import ArgumentError, ModelRunError, first_line
+from modelexport.generation.caches import common_window, growing_cache, slides
 from modelexport.generation.records import (
     CACHE,
     DECODE,
@@ -59,6 +60,8 @@ class Observation(NamedTuple):
     """What `generate` passed to the module that encodes the prompt; nothing without one."""
     encoded: Leaves
     """What that module returned."""
+    window: int = 0
+    """How many tokens the model's own cache keeps in all of its layers; 0 for all tokens."""
 
 
 class SplitModel(NamedTuple):
@@ -108,10 +111,10 @@ def split_model(
     with greedy_generation(model) as config:
         if max_cache_length is not None:
             wanted.update(_fixed_cache(model, wanted, config, max_cache_length))
-        elif _slides(model):
+        elif slides(model):
             # The length of a window that is not full yet would be fixed by the export. The model
-            # masks what is outside the window in any case.
-            wanted[CACHE] = _growing_cache(has_encoder)
+            # masks what is outside the window, or the mask that `generate` passes does.
+            wanted[CACHE] = growing_cache(has_encoder)
         with _observe(model, has_encoder) as observer:
             stages = _decompose(model, wanted, config, has_encoder)
         first = _first_step(observer.steps) if has_encoder else 0
@@ -129,7 +132,8 @@ def split_model(
         to_encode = dict(named_tensors(encoder.inputs))
         parts.insert(0, encoder)
     given = dict(named_tensors(inputs))
-    return SplitModel(tuple(parts), Observation(given, steps, to_encode, observer.encoded))
+    window = common_window(model)
+    return SplitModel(tuple(parts), Observation(given, steps, to_encode, observer.encoded, window))
 
 
 def _check_steps(model: nn.Module, steps: Sequence[Leaves]) -> None:
@@ -197,7 +201,7 @@ def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -
     later step, emptied.
     """
     hint = f"leave {spell_option('max_cache_length')} out"
-    if model.config.is_encoder_decoder or _slides(model):
+    if model.config.is_encoder_decoder or slides(model):
         kind = f"the part {ENCODE}" if model.config.is_encoder_decoder else "a sliding window"
         raise ArgumentError(f"a model with {kind} has no cache of fixed size to export", hint=hint)
     # `generate` takes a greater one if the tokens of the steps do not fit.
@@ -217,24 +221,6 @@ def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -
         raise ArgumentError(f"{name} has no cache of fixed size", hint=hint)
     cache.reset()
     return {CACHE: cache}
-
-
-def _growing_cache(has_encoder: bool) -> Any:
-    """Return an empty cache that keeps all tokens."""
-    caches = importlib.import_module("transformers.cache_utils")
-    if has_encoder:
-        return caches.EncoderDecoderCache(caches.DynamicCache(), caches.DynamicCache())
-    return caches.DynamicCache()
-
-
-def _slides(model: Any) -> bool:
-    """Return whether the cache of a model keeps a window of tokens, and drops earlier ones."""
-    caches = importlib.import_module("transformers.cache_utils")
-    try:
-        own = caches.DynamicCache(config=model.config.get_text_config(decoder=True))
-        return any(layer.is_sliding for layer in own.layers)
-    except (AttributeError, TypeError, ValueError):  # a model with a cache of its own kind
-        return False
 
 
 def _is_recurrent(steps: Sequence[Leaves]) -> bool:

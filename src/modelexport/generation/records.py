@@ -35,7 +35,8 @@ class InputRole(enum.StrEnum):
     TOKENS = "tokens"
     """The token ids of this step."""
     MASK = "mask"
-    """A one for each token so far, those of this step included; a zero for padding."""
+    """A one for each token so far, those of this step included; a zero for padding, and from the
+    second step on for each token but the last `window` ones, if there is a `window`."""
     CAUSAL_MASK = "causal_mask"
     """For each token of this step, whether it may see each place of a cache of fixed size: those of
     itself and of the tokens before it, without padding."""
@@ -64,6 +65,9 @@ class GenerationInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first position; or the number of a constant."""
     empty: tuple[int, ...] = ()
     """The shape of a state for one text without tokens; 0 along the axis that grows."""
+    window: int = 0
+    """How many tokens a mask shows from the second step on; 0 for all. The model's own cache keeps
+    no more in PyTorch, but the files keep all."""
 
 
 class GenerationPart(msgspec.Struct, frozen=True):
@@ -182,6 +186,8 @@ def _find_input_flaw(one: GenerationInput, outputs: Sequence[str]) -> str | None
         return f"has the shape {list(one.empty)}"
     if abs(one.start) > _LARGEST_NUMBER:
         return f"has the number {one.start}"
+    if one.window < 0:
+        return f"has a window of {one.window} tokens"
     if one.role is InputRole.STATE and one.source not in outputs:
         return f"is the output {one.source!r}, which the part {DECODE!r} does not have"
     if one.role in (InputRole.PROMPT, InputRole.RESULT) and one.source is None:

@@ -39,7 +39,21 @@ def find_roles(
             roles[name] = GenerationInput(Role.STATE, output, empty=_empty_shape(leaf, observed))
         else:
             roles[name] = _step_role(leaf, observed, first=part == PREFILL)
-    return roles
+    return _with_window(roles, observed.window)
+
+
+def _with_window(roles: dict[str, GenerationInput], window: int) -> dict[str, GenerationInput]:
+    """Let masks hide the tokens that the model's own cache drops.
+
+    A model may rely on its cache for that, and for one that masks them itself it changes nothing.
+    Not so if the model counts positions by the mask, in place of an input for them.
+    """
+    if not any(one.role is Role.POSITIONS for one in roles.values()):
+        return roles
+    return {
+        name: GenerationInput(Role.MASK, window=window) if one.role is Role.MASK else one
+        for name, one in roles.items()
+    }
 
 
 def _step_role(leaf: str, observed: Observation, first: bool) -> GenerationInput:

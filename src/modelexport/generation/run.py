@@ -211,7 +211,7 @@ class Runner:
             case InputRole.TOKENS:
                 return np.array([tokens], np.int64)
             case InputRole.MASK:
-                return np.ones((1, self._past + count), np.int64)
+                return step_mask(one.window, self._past, count)
             case InputRole.CAUSAL_MASK:
                 columns = np.arange(self._record.max_cache_length or self._past + count)
                 rows = np.arange(self._past, self._past + count)
@@ -236,6 +236,14 @@ class Runner:
             first = next(iter(self._given.values()))
             return np.ones(first.shape[:2], np.int64)
         return self._given[name]
+
+
+def step_mask(window: int, past: int, count: int) -> Array:
+    """Return the mask of a step: all tokens in the first one, a window of them in later ones."""
+    mask = np.ones((1, past + count), np.int64)
+    if window and past:
+        mask[:, : max(past + 1 - window, 0)] = 0
+    return mask
 
 
 def _leaf(output: str) -> str:
