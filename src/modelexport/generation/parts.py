@@ -138,18 +138,17 @@ def split_model(
 
 def _check_steps(model: nn.Module, steps: Sequence[Leaves]) -> None:
     """Raise an error unless each step after the first one takes the one token before it."""
-    tokens = [step[token_input(step)] for step in steps]
+    name, tokens = type(model).__name__, [step[token_input(step)] for step in steps]
     first, *later = (one.shape[1] for one in tokens)
     if tokens[0].dim() > 2:
-        reason = f"generates {tokens[0].shape[2]} sequences of tokens at once, not a text"
+        reason = f"{name} generates {tokens[0].shape[2]} sequences of tokens at once, not a text"
     elif later and later[0] > first:
-        reason = "keeps no cache: generate() passes the whole text at each step"
+        reason = f"{name} keeps no cache: generate() passes the whole text at each step"
     elif later and later[0] != 1:
-        reason = f"takes {later[0]} tokens at each step of generate(), not the last one alone"
+        reason = f"{name} takes {later[0]} tokens at each step of generate(), not the last alone"
     else:
         return
-    hint = f"leave {spell_option('generation')} out"
-    raise ArgumentError(f"{type(model).__name__} {reason}", hint=hint)
+    raise ArgumentError(reason, hint=f"leave {spell_option('generation')} out")
 
 
 def _decompose(
