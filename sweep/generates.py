@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from transformers.models.auto import modeling_auto
 
 import modelexport
 from modelexport.capture.inputs import ModelInputs
+from modelexport.capture.transformers_exporter import ALL_AXES
 from modelexport.errors import first_line
 from modelexport.generation.check import generate_with_pytorch
 from modelexport.generation.export import widen_inputs
-from modelexport.generation.parts import ModelPart, split_model
+from modelexport.generation.parts import ModelPart, greedy_generation, split_model
 from modelexport.generation.prompt import make_prompt
 from modelexport.generation.records import GenerationFile, read_generation
 from modelexport.source.huggingface import use_exportable_experts
@@ -111,9 +112,14 @@ def _judge(outcome: Outcome, model: Any, inputs: dict[str, Any], folder: Path) -
 
     try:
         report = modelexport.export_generation(model, inputs, folder / "m")
+    except modelexport.ArgumentError as error:
+        return fail("refused", error.message)
     except modelexport.ModelExportError as error:
         cause = " ".join(line.strip() for line in error.details) or error.message
-        return fail("we-fail" if _plain_export_works(model, inputs) else "torch-cannot", cause)
+        if not _plain_export_works(model, inputs):
+            return fail("torch-cannot", cause)
+        wrong = _wrong_at_a_later_step(model, inputs, folder)
+        return fail("torch-wrong" if wrong else "we-fail", wrong or cause)
     assert report.generation_path is not None
     outcome = msgspec.structs.replace(
         outcome, nodes=sum(part.nodes for part in report.parts.values())
@@ -134,27 +140,57 @@ def _judge(outcome: Outcome, model: Any, inputs: dict[str, Any], folder: Path) -
     if not difference:
         return outcome
     # The bytes are those of transformers: if the values of a part differ, it is wrong.
-    wrong_part = _wrong_part(parts, report)
+    paths = {name: part.onnx_path for name, part in report.parts.items()}
+    wrong_part = _wrong_part(parts, paths)
     if not wrong_part:
         longer = split_model(model, widen_inputs(_lengthen(inputs))).parts
-        wrong_part = _wrong_part(longer, report, " for a longer prompt")
+        wrong_part = _wrong_part(longer, paths, " for a longer prompt")
     return fail("torch-wrong" if wrong_part else "we-fail", wrong_part or difference)
 
 
-def _wrong_part(
-    parts: Iterable[ModelPart], report: modelexport.ExportReport, where: str = ""
-) -> str:
+def _wrong_part(parts: Iterable[ModelPart], paths: Mapping[str, Path], where: str = "") -> str:
     """Compare parts with PyTorch on what `generate` passes to them; describe a difference."""
     for part in parts:
-        path = report.parts[part.name].onnx_path
         try:
             given = ModelInputs((), part.inputs)
-            result = modelexport.verify(part.model, given, path, atol=1e-2, rtol=1e-1)
+            result = modelexport.verify(part.model, given, paths[part.name], atol=1e-2, rtol=1e-1)
         except modelexport.ModelExportError as error:
             return f"{part.name}{where}: {error.message}"
         if not result.agrees:
             return f"{part.name} differs from PyTorch{where}, first in {result.first!r}"
     return ""
+
+
+def _wrong_at_a_later_step(model: Any, inputs: dict[str, Any], folder: Path) -> str:
+    """Export the part `decode` alone, and compare a later step with PyTorch."""
+    wide = widen_inputs(inputs)
+    decode = split_model(model, wide).parts[-1]
+    path, given = folder / "alone.onnx", ModelInputs((), decode.inputs)
+    modelexport.export_model(
+        decode.model, given, path, exporter="transformers", dynamic_shapes=ALL_AXES
+    )
+    if _wrong_part([decode], {decode.name: path}):
+        return ""  # another reason than that of the refusal
+    last = _last_step(model, wide)
+    later = decode._replace(inputs={name: last[name] for name in decode.inputs})
+    return _wrong_part([later], {decode.name: path}, " at a later step")
+
+
+def _last_step(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return what `generate` passes to a model at the last of some steps."""
+    steps: list[dict[str, Any]] = []
+
+    def record(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        steps.append(copy.deepcopy(kwargs))
+
+    handle = model.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        with greedy_generation(model) as config:
+            config.max_new_tokens, config.eos_token_id = _TOKENS, None
+            model.generate(**copy.deepcopy(inputs), generation_config=config)
+    finally:
+        handle.remove()
+    return steps[-1]
 
 
 def _lengthen(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """What an export came to.
 
     `status` is exported; torch-cannot (plain torch cannot export it either); torch-wrong (ONNX
-    Runtime rejects torch's own file, or it computes something else); we-fail; no-answer; not-built.
+    Runtime rejects torch's own file, or it computes something else); we-fail; refused (a language
+    model that cannot be exported in parts); no-answer; not-built.
     """
 
     model_type: str

@@ -67,6 +67,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "gemma3": lambda: transformers.Gemma3TextConfig(
         **{**GROUPED, "num_hidden_layers": 6}, sliding_window=8, **UNTIED
     ),
+    "moshi": lambda: transformers.MoshiConfig(
+        **GROUPED, head_dim=8, ffn_dim=64, sliding_window=8, num_codebooks=2, audio_vocab_size=8
+    ),
     "opt": lambda: transformers.OPTConfig(
         hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4,
         word_embed_proj_dim=32, vocab_size=VOCABULARY, max_position_embeddings=64, **IDS,

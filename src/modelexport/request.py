@@ -5,7 +5,6 @@ torch is imported by the functions that get a model: options and paths are check
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import msgspec
 
 from modelexport.attribution.strategies import ExportStrategy, Strategy, find_strategy
 from modelexport.capture.trace import TorchOptions
-from modelexport.errors import ArgumentError, FileError
+from modelexport.errors import ArgumentError
 from modelexport.exporters import (
     GRAPH_OPTIONS,
     Exporter,
@@ -25,7 +24,7 @@ from modelexport.exporters import (
 )
 from modelexport.graphml.format import check_graphml, check_mode, data_path
 from modelexport.modules.tags import make_policy
-from modelexport.onnx_file.atomic_write import check_output_path
+from modelexport.onnx_file.atomic_write import check_output_path, check_writable
 from modelexport.option_values import spell_option
 from modelexport.options import KEEP_NAMESPACE, CallOptions, ExportOptions
 from modelexport.report import report_path
@@ -173,6 +172,7 @@ def check_outputs(output_path: object, options: ExportOptions) -> tuple[Path, Pa
         FileError: A folder does not exist or cannot be written to.
     """
     target, graphml = check_output_path(output_path), None
+    check_writable(target.parent)
     if options.with_graphml or options.graphml_output is not None:
         graphml = check_graphml(target, options.graphml_output, options.graphml_parameters)
     written = {path.resolve(): path for path in _list_outputs(target, graphml, options)}
@@ -200,10 +200,8 @@ def _check_graph_file(path: Path, written: dict[Path, Path]) -> None:
         )
     # A pipe or a device has no temporary file beside it: its folder need not be writable.
     special = path.exists() and not path.is_file()
-    if not special and not os.access(path.parent, os.W_OK):
-        raise FileError(
-            f"cannot write to {path.parent}", hint="choose a folder that you may write to"
-        )
+    if not special:
+        check_writable(path.parent)
 
 
 def _check_opset(opset_version: int | None, exporter: Exporter) -> None:

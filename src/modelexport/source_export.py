@@ -140,13 +140,16 @@ def _run_generation(
     verbose: bool,
 ) -> SourceExport:
     """Load a language model and export its parts."""
+    from modelexport.generation.request import check_generation_options
+
+    check_generation_options(output, options)
     step("load torch and the model")
-    from modelexport.generation.export import check_generation_options, export_parts
+    import_package("torch")
+    from modelexport.generation.export import export_parts
     from modelexport.source import dynamic_axes
     from modelexport.source.example_inputs import InputRequest
     from modelexport.source.generation_inputs import find_tokenizer, make_generation_inputs
 
-    check_generation_options(output, options)
     specs = None if options.input_specs is None else Path(options.input_specs)
     request = InputRequest(specs, options.input_text, options.input_shapes)
     recorded = recorded_options(options)

@@ -9,6 +9,7 @@ from modelexport.generation.parts import Observation
 from modelexport.generation.records import GenerationInput
 from modelexport.generation.records import InputRole as Role
 from modelexport.generation.roles import find_roles
+from modelexport.generation.run import step_mask
 
 pytestmark = pytest.mark.sanity
 
@@ -37,6 +38,24 @@ def test_tokens_and_masks() -> None:
     assert role(grows, "input_ids").role == Role.TOKENS
     zeros = steps(x=[torch.zeros(2, size, dtype=torch.long) for size in (4, 5, 6)])
     assert role(zeros).role == Role.OTHER
+
+
+def test_a_mask_hides_what_the_cache_drops_if_positions_are_an_input() -> None:
+    observed = steps(
+        x=[torch.ones(2, size, dtype=torch.long) for size in (4, 5, 6)],
+        y=[one.expand(2, -1) for one in (torch.arange(4), torch.tensor([4]), torch.tensor([5]))],
+    )._replace(window=3)
+    assert role(observed) == GenerationInput(Role.MASK)
+    found = find_roles("decode", ["x", "y"], (), observed)
+    assert found["x"] == GenerationInput(Role.MASK, window=3)
+
+
+@pytest.mark.parametrize(
+    ("window", "past", "expected"),
+    [(0, 5, [1] * 6), (3, 0, [1]), (3, 2, [1, 1, 1]), (3, 5, [0, 0, 0, 1, 1, 1])],
+)
+def test_the_mask_of_a_step(window: int, past: int, expected: list[int]) -> None:
+    assert step_mask(window, past, 1).tolist() == [expected]
 
 
 @pytest.mark.parametrize("first", [0, 2])

@@ -21,7 +21,7 @@ from modelexport.cli.console import (
 )
 from modelexport.cli.source_options import SwitchCommand, export_options
 from modelexport.errors import plural
-from modelexport.generation.records import read_generation
+from modelexport.generation.records import PREFILL, TOKENS
 from modelexport.options import ExportOptions
 from modelexport.source_export import run_export
 
@@ -67,7 +67,7 @@ def export_command(model: str, output: str, verbose: bool, **options: Any) -> No
     for text in notes:
         note(f"note: {text}")
     if report.parts:
-        show_parts(report, verbose)
+        show_parts(report, request.max_cache_length, verbose)
     else:
         # The shapes of a program are those that torch.export gave it.
         can_vary = not (request.dynamic or request.dynamic_axes or model.endswith(".pt2"))
@@ -113,35 +113,39 @@ def _varying_axes(inputs: Sequence[TensorInfo]) -> str | None:
     return "batch and sequence" if is_text else "axes such as the batch"
 
 
-def show_parts(report: ExportReport, verbose: bool = False) -> None:
+def show_parts(report: ExportReport, max_cache_length: int | None, verbose: bool = False) -> None:
     """Print what an export with `--generation` did, and how to try it."""
     assert report.generation_path is not None
     for text in report.notes:
         note(f"note: {text}")
     for part in report.parts.values():
         _show_losses(part)
-    show(_parts_summary(report, verbose))
+    show(_parts_summary(report, max_cache_length, verbose))
     path = shlex.quote(str(report.generation_path))
     note(f'next: modelexport generate {path} "Once upon a time"')
 
 
-def _describe_lengths(report: ExportReport) -> str:
+def _describe_lengths(report: ExportReport, max_cache_length: int | None) -> str:
     """Say which lengths are symbolic, and how long a cache of fixed size is."""
-    assert report.generation_path is not None
-    tokens = read_generation(report.generation_path).max_cache_length
-    symbolic = ["batch", *(["sequence"] if not report.notes else []), *(["cache"] * (not tokens))]
+    first = report.parts.get(PREFILL, report).hierarchy.export.inputs
+    prompt_is_fixed = any(one.name == TOKENS and str(one.shape[-1]).isdecimal() for one in first)
+    symbolic = ["batch"] if prompt_is_fixed else ["batch", "sequence"]
+    if max_cache_length is None:
+        symbolic.append("cache")
     text = f"{', '.join(symbolic[:-1])} and {symbolic[-1]}" if symbolic[1:] else symbolic[0]
-    fixed = f"; the cache holds {plural(tokens, 'token')}" if tokens else ""
+    fixed = f"; the cache holds {plural(max_cache_length, 'token')}" if max_cache_length else ""
     return f"{text} lengths are symbolic{fixed}"
 
 
-def _parts_summary(report: ExportReport, verbose: bool) -> Iterator[RenderableType]:
+def _parts_summary(
+    report: ExportReport, max_cache_length: int | None, verbose: bool
+) -> Iterator[RenderableType]:
     yield line(f"{report.generation_path}: {report.hierarchy.model.class_} in parts")
     yield line(f"exporter {report.exporter}, opset {report.hierarchy.model.opset}", 2)
     inputs = report.hierarchy.export.inputs_from
     if inputs is not None:
         yield line(f"inputs from {inputs}", 2)
-    yield line(_describe_lengths(report), 2)
+    yield line(_describe_lengths(report, max_cache_length), 2)
     if report.data_paths:
         yield line(f"weights of all parts in {report.data_paths[0].name}", 2)
     for name, part in report.parts.items():

@@ -11,13 +11,11 @@ import msgspec
 import torch
 from torch import nn
 
-from modelexport.attribution.strategies import ExportStrategy
 from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.model_state import EXPORT_LOCK, check_model
 from modelexport.capture.trace import Baseline
 from modelexport.capture.transformers_exporter import ALL_AXES
-from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
-from modelexport.exporters import EXPORTERS
+from modelexport.errors import ArgumentTypeError, ExportError, describe_type
 from modelexport.generation.parts import (
     ModelPart,
     SplitModel,
@@ -30,6 +28,7 @@ from modelexport.generation.records import (
     LOGITS,
     MASK,
     PREFILL,
+    RUN_PARTS,
     TOKENS,
     GenerationFile,
     GenerationPart,
@@ -39,9 +38,10 @@ from modelexport.generation.records import (
     generation_path,
     part_path,
 )
+from modelexport.generation.request import check_generation_options, exporter_name
 from modelexport.generation.roles import find_roles
 from modelexport.keywords import ModelKeywords
-from modelexport.onnx_file.atomic_write import Transaction, check_output_path, transaction
+from modelexport.onnx_file.atomic_write import Transaction, transaction
 from modelexport.onnx_file.shared_data import SharedData
 from modelexport.option_values import check_flag, spell_option
 from modelexport.options import MODEL_KEYWORDS, CallOptions, ExportOptions, StrPath, resolve_names
@@ -52,8 +52,6 @@ from modelexport.staged_export import StagedExport, finish_export, stage_export
 
 _LEAST = 2
 """The least size of an axis in the example inputs: torch takes a size of one as fixed."""
-_ONE_FILE = ("graphml_output", "jit_graph", "fx_graph")
-"""Options that name one file, which several exports would write to."""
 
 
 def export_generation(
@@ -103,52 +101,6 @@ def export_generation(
     return report
 
 
-def check_generation_options(output_path: object, options: ExportOptions) -> Path:
-    """Check the options of an export in parts, and return the stem of its files.
-
-    Raises:
-        ArgumentError: An option cannot go with it.
-        ArgumentTypeError: The output is not a path.
-        FileError: The folder does not exist.
-    """
-    if not isinstance(output_path, str | os.PathLike):
-        kind = describe_type(output_path)
-        raise ArgumentTypeError(f"the output path is {kind}", hint="pass a path such as m.onnx")
-    path = Path(output_path)
-    # A folder may have the name of the stem, as that of the model often does; not so `models/`.
-    if not path.name or os.fspath(output_path).endswith(os.sep):
-        raise ArgumentError(
-            f"the output {os.fspath(output_path)!r} is a folder",
-            hint="name the files, for example llama for llama_decode.onnx",
-        )
-    stem = path.with_suffix("") if path.suffix == ".onnx" else path
-    check_output_path(part_path(stem, DECODE))
-    generation = spell_option("generation")
-    able = _exporter_name()
-    if options.exporter not in (None, able):
-        raise ArgumentError(
-            f"{generation} exports with the {able} exporter, not {options.exporter}",
-            hint=f"leave {spell_option('exporter')} out",
-        )
-    if options.strategy not in (ExportStrategy.AUTO, ExportStrategy.FX):
-        raise ArgumentError(
-            f"{generation} goes with the strategy {ExportStrategy.FX}, not {options.strategy}",
-            hint=f"leave {spell_option('strategy')} out",
-        )
-    if options.dynamic_axes:
-        raise ArgumentError(
-            f"{generation} makes all axes symbolic that {spell_option('dynamic_axes')} could name",
-            hint="leave it out",
-        )
-    for name in _ONE_FILE:
-        if getattr(options, name) is not None:
-            raise ArgumentError(
-                f"{spell_option(name)} names one file, and {generation} exports several models",
-                hint="leave it out",
-            )
-    return stem
-
-
 def export_parts(
     model: nn.Module,
     inputs: Mapping[str, Any],
@@ -164,7 +116,7 @@ def export_parts(
     """
     stem = check_generation_options(output_path, options)
     check_options(options)
-    options = msgspec.structs.replace(options, exporter=_exporter_name())
+    options = msgspec.structs.replace(options, exporter=exporter_name())
     module = check_model(model)
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError("the model is a program", hint="pass the model itself")
@@ -185,6 +137,7 @@ def export_parts(
         reports = {part: one.report for part, one in staged.items()}
         data = () if shared is None else (name,)
         record = _describe(module, split, reports, options, call, _relative(tokenizer, stem), data)
+        _check_cache_grows(record)
         path = generation_path(stem)
         stage.publish(stage.write("generation", [encode_generation(record)]), path.name)
         stage.commit()
@@ -193,7 +146,7 @@ def export_parts(
     parts = {
         part: msgspec.structs.replace(report, data_paths=paths) for part, report in finished.items()
     }
-    notes = (*parts[DECODE].notes, *_fixed_prompt(record, parts))
+    notes = (*parts[DECODE].notes, *_fixed_prompt(record, parts), *_unknown_inputs(record))
     return msgspec.structs.replace(parts[DECODE], parts=parts, generation_path=path, notes=notes)
 
 
@@ -211,8 +164,32 @@ def _fixed_prompt(record: GenerationFile, reports: Mapping[str, ExportReport]) -
             )
 
 
-def _exporter_name() -> str:
-    return next(one.name for one in EXPORTERS if one.splits_models)
+def _unknown_inputs(record: GenerationFile) -> Iterator[str]:
+    """Yield a note for each part that `generate` cannot run."""
+    for name in RUN_PARTS:
+        part = record.parts.get(name)
+        if part is not None and part.unknown_inputs:
+            yield (
+                f"generate cannot run {part.onnx}: the origin of its input "
+                f"{part.unknown_inputs[0]!r} is not known"
+            )
+
+
+def _check_cache_grows(record: GenerationFile) -> None:
+    """Raise an error if the exporter fixed the length of a cache that grows with the text.
+
+    It does where a model makes a Python number of that length.
+    """
+    for info in record.cache:
+        empty = record.parts[DECODE].inputs[info.name].empty
+        for size, length in zip(info.shape, empty, strict=False):
+            if length == 0 and str(size).isdecimal():
+                name = record.parts[DECODE].class_.rpartition(".")[2]
+                raise ExportError(
+                    f"{name} makes a Python number of the length of its cache, so that the file of "
+                    f"the part {DECODE} would take a cache of {size} tokens only",
+                    hint=f"leave {spell_option('generation')} out",
+                )
 
 
 def widen_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from modelexport.capture.model_state import preserve_model, silence_torch, swap_
 from modelexport.capture.pytrees import is_tree, named_tensors, register_caches
 from modelexport.capture.transformers_exporter import import_exporters
 from modelexport.errors import ArgumentError, ModelRunError, first_line
+from modelexport.generation.caches import common_window, growing_cache, slides
 from modelexport.generation.records import (
     CACHE,
     DECODE,
@@ -59,6 +60,8 @@ class Observation(NamedTuple):
     """What `generate` passed to the module that encodes the prompt; nothing without one."""
     encoded: Leaves
     """What that module returned."""
+    window: int = 0
+    """How many tokens the model's own cache keeps in all of its layers; 0 for all tokens."""
 
 
 class SplitModel(NamedTuple):
@@ -108,17 +111,17 @@ def split_model(
     with greedy_generation(model) as config:
         if max_cache_length is not None:
             wanted.update(_fixed_cache(model, wanted, config, max_cache_length))
-        elif _slides(model):
+        elif slides(model):
             # The length of a window that is not full yet would be fixed by the export. The model
-            # masks what is outside the window in any case.
-            wanted[CACHE] = _growing_cache(has_encoder)
+            # masks what is outside the window, or the mask that `generate` passes does.
+            wanted[CACHE] = growing_cache(has_encoder)
         with _observe(model, has_encoder) as observer:
             stages = _decompose(model, wanted, config, has_encoder)
         first = _first_step(observer.steps) if has_encoder else 0
         if first:
             stages = _stages_from(model, observer.steps[first:])
         steps = tuple(dict(named_tensors(step)) for step in observer.steps[first:][:_STEPS])
-        _check_keeps_cache(model, steps)
+        _check_steps(model, steps)
         if max_cache_length is None and _is_recurrent(steps):
             # Two steps at once are another computation than one after the other.
             stages = _decompose(model, wanted, config, has_encoder, at_once=False)
@@ -129,17 +132,23 @@ def split_model(
         to_encode = dict(named_tensors(encoder.inputs))
         parts.insert(0, encoder)
     given = dict(named_tensors(inputs))
-    return SplitModel(tuple(parts), Observation(given, steps, to_encode, observer.encoded))
+    window = common_window(model)
+    return SplitModel(tuple(parts), Observation(given, steps, to_encode, observer.encoded, window))
 
 
-def _check_keeps_cache(model: nn.Module, steps: Sequence[Leaves]) -> None:
-    """Raise an error for a model that reads the whole text again at each step."""
-    first, *later = (step[token_input(step)].shape[1] for step in steps[:2])
-    if later and later[0] > first:
-        raise ArgumentError(
-            f"{type(model).__name__} keeps no cache: generate() passes the whole text at each step",
-            hint=f"leave {spell_option('generation')} out",
-        )
+def _check_steps(model: nn.Module, steps: Sequence[Leaves]) -> None:
+    """Raise an error unless each step after the first one takes the one token before it."""
+    name, tokens = type(model).__name__, [step[token_input(step)] for step in steps]
+    first, *later = (one.shape[1] for one in tokens)
+    if tokens[0].dim() > 2:
+        reason = f"{name} generates {tokens[0].shape[2]} sequences of tokens at once, not a text"
+    elif later and later[0] > first:
+        reason = f"{name} keeps no cache: generate() passes the whole text at each step"
+    elif later and later[0] != 1:
+        reason = f"{name} takes {later[0]} tokens at each step of generate(), not the last alone"
+    else:
+        return
+    raise ArgumentError(reason, hint=f"leave {spell_option('generation')} out")
 
 
 def _decompose(
@@ -191,7 +200,7 @@ def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -
     later step, emptied.
     """
     hint = f"leave {spell_option('max_cache_length')} out"
-    if model.config.is_encoder_decoder or _slides(model):
+    if model.config.is_encoder_decoder or slides(model):
         kind = f"the part {ENCODE}" if model.config.is_encoder_decoder else "a sliding window"
         raise ArgumentError(f"a model with {kind} has no cache of fixed size to export", hint=hint)
     # `generate` takes a greater one if the tokens of the steps do not fit.
@@ -211,24 +220,6 @@ def _fixed_cache(model: Any, inputs: dict[str, Any], config: Any, length: int) -
         raise ArgumentError(f"{name} has no cache of fixed size", hint=hint)
     cache.reset()
     return {CACHE: cache}
-
-
-def _growing_cache(has_encoder: bool) -> Any:
-    """Return an empty cache that keeps all tokens."""
-    caches = importlib.import_module("transformers.cache_utils")
-    if has_encoder:
-        return caches.EncoderDecoderCache(caches.DynamicCache(), caches.DynamicCache())
-    return caches.DynamicCache()
-
-
-def _slides(model: Any) -> bool:
-    """Return whether the cache of a model keeps a window of tokens, and drops earlier ones."""
-    caches = importlib.import_module("transformers.cache_utils")
-    try:
-        own = caches.DynamicCache(config=model.config.get_text_config(decoder=True))
-        return any(layer.is_sliding for layer in own.layers)
-    except (AttributeError, TypeError, ValueError):  # a model with a cache of its own kind
-        return False
 
 
 def _is_recurrent(steps: Sequence[Leaves]) -> bool:
@@ -292,8 +283,7 @@ def read_token_ids(model: Any, split: SplitModel | None = None) -> TokenIds:
     start: tuple[int, ...] = ()
     if split is not None and split.observed.encoded:
         tokens = split.observed.steps[0][token_input(split.observed.steps[0])]
-        if is_one_stream(tokens):
-            start = tuple(int(token) for token in tokens[0])
+        start = tuple(int(token) for token in tokens[0])
     pad = config.pad_token_id
     return TokenIds(
         bos=config.bos_token_id,
@@ -313,11 +303,6 @@ def token_input(step: Mapping[str, torch.Tensor]) -> str:
         if name in step:
             return name
     raise ModelRunError("generate() passes no token ids to the model", hint=f"pass {TOKENS}")
-
-
-def is_one_stream(tokens: torch.Tensor) -> bool:
-    """Return whether tokens are one sequence a row, and not several, as those of some codecs."""
-    return tokens.dim() == 2
 
 
 class _Observer:

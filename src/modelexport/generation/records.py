@@ -18,6 +18,8 @@ OUTPUT_PREFIX = "output."
 """How the name of an output begins where an input has the same one, as caches do."""
 ENCODE, PREFILL, DECODE = "encode", "prefill", "decode"
 """The parts: what runs once on the input, the first step of generation, and each further one."""
+RUN_PARTS = (ENCODE, PREFILL, DECODE)
+"""Those that `generate` runs; a multimodal model has others."""
 TOKENS, DECODER_TOKENS, MASK = "input_ids", "decoder_input_ids", "attention_mask"
 CACHE, LOGITS = "past_key_values", "logits"
 """The interface of transformers: what its `generate` takes, and its models take and return."""
@@ -33,7 +35,8 @@ class InputRole(enum.StrEnum):
     TOKENS = "tokens"
     """The token ids of this step."""
     MASK = "mask"
-    """A one for each token so far, those of this step included; a zero for padding."""
+    """A one for each token so far, those of this step included; a zero for padding, and from the
+    second step on for each token but the last `window` ones, if there is a `window`."""
     CAUSAL_MASK = "causal_mask"
     """For each token of this step, whether it may see each place of a cache of fixed size: those of
     itself and of the tokens before it, without padding."""
@@ -62,6 +65,9 @@ class GenerationInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first position; or the number of a constant."""
     empty: tuple[int, ...] = ()
     """The shape of a state for one text without tokens; 0 along the axis that grows."""
+    window: int = 0
+    """How many tokens a mask shows from the second step on; 0 for all. The model's own cache keeps
+    no more in PyTorch, but the files keep all."""
 
 
 class GenerationPart(msgspec.Struct, frozen=True):
@@ -75,6 +81,11 @@ class GenerationPart(msgspec.Struct, frozen=True):
     """The output with the scores of the next token; null for a part that has none."""
     class_: str = msgspec.field(name="class")
     """The qualified class of the module that the part computes."""
+
+    @property
+    def unknown_inputs(self) -> list[str]:
+        """The inputs of which `generate` does not know what to pass."""
+        return [name for name, one in self.inputs.items() if one.role is InputRole.OTHER]
 
 
 class TokenIds(msgspec.Struct, frozen=True):
@@ -175,6 +186,8 @@ def _find_input_flaw(one: GenerationInput, outputs: Sequence[str]) -> str | None
         return f"has the shape {list(one.empty)}"
     if abs(one.start) > _LARGEST_NUMBER:
         return f"has the number {one.start}"
+    if one.window < 0:
+        return f"has a window of {one.window} tokens"
     if one.role is InputRole.STATE and one.source not in outputs:
         return f"is the output {one.source!r}, which the part {DECODE!r} does not have"
     if one.role in (InputRole.PROMPT, InputRole.RESULT) and one.source is None:

@@ -7,11 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from modelexport.capture.graph_inputs import INPUT_PREFIX
-from modelexport.generation.parts import (
-    Observation,
-    is_one_stream,
-    token_input,
-)
+from modelexport.generation.parts import Observation, token_input
 from modelexport.generation.records import ENCODE, MASK, OUTPUT_PREFIX, PREFILL, GenerationInput
 from modelexport.generation.records import InputRole as Role
 
@@ -43,14 +39,28 @@ def find_roles(
             roles[name] = GenerationInput(Role.STATE, output, empty=_empty_shape(leaf, observed))
         else:
             roles[name] = _step_role(leaf, observed, first=part == PREFILL)
-    return roles
+    return _with_window(roles, observed.window)
+
+
+def _with_window(roles: dict[str, GenerationInput], window: int) -> dict[str, GenerationInput]:
+    """Let masks hide the tokens that the model's own cache drops.
+
+    A model may rely on its cache for that, and for one that masks them itself it changes nothing.
+    Not so if the model counts positions by the mask, in place of an input for them.
+    """
+    if not any(one.role is Role.POSITIONS for one in roles.values()):
+        return roles
+    return {
+        name: GenerationInput(Role.MASK, window=window) if one.role is Role.MASK else one
+        for name, one in roles.items()
+    }
 
 
 def _step_role(leaf: str, observed: Observation, first: bool) -> GenerationInput:
     """Return the role of an input of a step that is not the cache."""
     start, *later = observed.steps
     if leaf == token_input(start):
-        return GenerationInput(Role.TOKENS) if is_one_stream(start[leaf]) else _OTHER
+        return GenerationInput(Role.TOKENS)
     if first and not observed.encoded and leaf == MASK and start[leaf].dim() == 2:
         return GenerationInput(Role.MASK)
     if len(later) < 2 or any(leaf not in step for step in later):

@@ -18,6 +18,7 @@ from modelexport.generation.records import (
     MASK,
     OUTPUT_PREFIX,
     PREFILL,
+    RUN_PARTS,
     TOKENS,
     GenerationFile,
     GenerationInput,
@@ -114,7 +115,7 @@ class Runner:
 
     def __init__(self, folder: Path, record: GenerationFile) -> None:
         self._record = record
-        names = [name for name in (ENCODE, PREFILL, DECODE) if name in record.parts]
+        names = [name for name in RUN_PARTS if name in record.parts]
         for name in names:
             _check_runnable(name, record.parts[name])
         self._sessions = {
@@ -210,7 +211,7 @@ class Runner:
             case InputRole.TOKENS:
                 return np.array([tokens], np.int64)
             case InputRole.MASK:
-                return np.ones((1, self._past + count), np.int64)
+                return step_mask(one.window, self._past, count)
             case InputRole.CAUSAL_MASK:
                 columns = np.arange(self._record.max_cache_length or self._past + count)
                 rows = np.arange(self._past, self._past + count)
@@ -237,6 +238,14 @@ class Runner:
         return self._given[name]
 
 
+def step_mask(window: int, past: int, count: int) -> Array:
+    """Return the mask of a step: all tokens in the first one, a window of them in later ones."""
+    mask = np.ones((1, past + count), np.int64)
+    if window and past:
+        mask[:, : max(past + 1 - window, 0)] = 0
+    return mask
+
+
 def _leaf(output: str) -> str:
     """Return the name of a value of the cache, which every step has in its outputs."""
     return output.removeprefix(OUTPUT_PREFIX)
@@ -249,10 +258,9 @@ def _size(size: int | str | None) -> int | None:
 
 def _check_runnable(name: str, part: GenerationPart) -> None:
     """Raise an error if `generate` does not know what to pass to a part."""
-    other = [one for one, origin in part.inputs.items() if origin.role is InputRole.OTHER]
-    if other:
+    if part.unknown_inputs:
         raise ArgumentError(
-            f"the input {other[0]!r} of {part.onnx} has no known origin",
+            f"the input {part.unknown_inputs[0]!r} of {part.onnx} has no known origin",
             hint=f"run the part {name} with values of your own",
         )
 

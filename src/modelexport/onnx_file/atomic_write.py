@@ -31,6 +31,7 @@ PREFIX = ".modelexport-"
 _WORK_NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{12}")
 _MOVES = "moves.json"
 _MAX_MOVES_BYTES = 1 << 20
+_WRITABLE = "choose a folder that you may write to"
 
 
 class Transaction:
@@ -305,6 +306,16 @@ def check_output_path(output_path: object, suffix: str = ".onnx") -> Path:
     return target
 
 
+def check_writable(folder: Path) -> None:
+    """Check that files can be written to a folder.
+
+    Raises:
+        FileError: They cannot.
+    """
+    if not os.access(folder, os.W_OK):
+        raise FileError(f"cannot write to {folder}", hint=_WRITABLE)
+
+
 @contextmanager
 def transaction(target_folder: Path, temp_dir: Path | None = None) -> Iterator[Transaction]:
     """Provide a work folder, and remove it at the end of the block.
@@ -324,16 +335,14 @@ def transaction(target_folder: Path, temp_dir: Path | None = None) -> Iterator[T
         raise ArgumentError(
             f"the temporary folder {temp_dir} does not exist", hint="create it, or choose another"
         )
-    hint = "choose a folder that you may write to"
-    if not os.access(target_folder, os.W_OK):
-        raise FileError(f"cannot write to {target_folder}", hint=hint)
+    check_writable(target_folder)
     stage = Transaction(target_folder, temp_dir)
     try:
         try:
             stage.create(stage.work)
         except OSError as error:
             message = f"cannot write to {temp_dir or target_folder}: {error.strerror}"
-            raise FileError(message, hint=hint) from error
+            raise FileError(message, hint=_WRITABLE) from error
         yield stage
     except OSError as error:
         if isinstance(error, FileError):
