@@ -21,9 +21,7 @@ from modelexport.cli.console import (
 )
 from modelexport.cli.source_options import SwitchCommand, export_options
 from modelexport.errors import plural
-from modelexport.generation.records import PREFILL, TOKENS
 from modelexport.options import ExportOptions
-from modelexport.source_export import run_export
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,6 +59,8 @@ def export_command(model: str, output: str, verbose: bool, **options: Any) -> No
       modelexport export models.py:make_model model.onnx --strategy htp
       modelexport export ./llama llama --generation
     """
+    from modelexport.source_export import run_export
+
     request = ExportOptions(**options)
     with progress(verbose=verbose) as on_step:
         report, notes = run_export(model, output, request, on_step, verbose)
@@ -127,6 +127,8 @@ def show_parts(report: ExportReport, max_cache_length: int | None, verbose: bool
 
 def _describe_lengths(report: ExportReport, max_cache_length: int | None) -> str:
     """Say which lengths are symbolic, and how long a cache of fixed size is."""
+    from modelexport.generation.records import PREFILL, TOKENS
+
     first = report.parts.get(PREFILL, report).hierarchy.export.inputs
     prompt_is_fixed = any(one.name == TOKENS and str(one.shape[-1]).isdecimal() for one in first)
     symbolic = ["batch"] if prompt_is_fixed else ["batch", "sequence"]

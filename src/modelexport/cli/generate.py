@@ -70,8 +70,8 @@ def generate_command(
 
     \b
     Examples:
-      modelexport generate llama_generation.json "Once upon a time" --max-new-tokens 50
-      modelexport generate llama_generation.json "Once upon a time" --check ./llama
+      modelexport generate llama_generation.json "Once upon a" --max-new-tokens 50
+      modelexport generate llama_generation.json "Once upon a time" --check llama
       modelexport generate llama_generation.json --input-ids 1,15043,29892
 
     Exit code 0 if done, 1 if --check finds another token, 2 for bad input or usage.
@@ -113,11 +113,15 @@ def generate_command(
 
 def _describe_speed(result: Generation) -> str:
     """Say how many tokens there are, and how fast they came."""
-    count, first = plural(len(result.tokens), "token"), f"{result.first_seconds:.2f} s"
+    count, first = plural(len(result.tokens), "token"), f"{_duration(result.first_seconds)}"
     if len(result.tokens) < 2:
         return f"{count} in {first}"
     speed = f"{result.tokens_per_second:,.1f} tokens per second"
     return f"{count}, {speed} after the first, which took {first}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
 
 
 def _one(tokens: tuple[int, ...]) -> str:

@@ -9,6 +9,7 @@ from torch import nn
 
 from modelexport.capture.inputs import bind_inputs, name_inputs, parse_inputs
 from modelexport.errors import SourceError
+from modelexport.option_values import spell_option
 from modelexport.source.example_inputs import InputRequest, make_example_inputs
 from modelexport.source.huggingface import find_processors
 from modelexport.source.load import LoadedModel
@@ -27,9 +28,12 @@ def make_generation_inputs(
     """
     model: Any = source.model
     if not isinstance(model, nn.Module) or not getattr(model, "can_generate", bool)():
+        hint = "return a model of transformers with a language-model head"
+        if source.hub is not None:
+            hint = f"load a language-model head, as with {spell_option('task')} text-generation"
         raise SourceError(
             f"{source.name} does not generate text: {type(model).__name__} has no `generate`",
-            hint="load a language-model head, for example with --task text-generation",
+            hint=hint,
         )
     example = make_example_inputs(source, wanted, seed)
     named = name_inputs(model, bind_inputs(model, parse_inputs(example.inputs)))
