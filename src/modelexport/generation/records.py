@@ -153,10 +153,10 @@ def read_generation(path: Path) -> GenerationFile:
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}", hint=hint) from error
     except UNREADABLE as error:
-        flaw = str(error)
+        reason = str(error)
         if path.suffix == ".onnx":
-            flaw, hint = "it is a model", "pass the JSON file that was written with its parts"
-        raise FormatError(f"{path} is not a generation file: {flaw}", hint=hint) from error
+            reason, hint = "it is a model", "pass the JSON file that was written with its parts"
+        raise FormatError(f"{path} is not a generation file: {reason}", hint=hint) from error
     if record.format != FORMAT:
         raise FormatError(f"{path} has the format {record.format!r}, not {FORMAT!r}", hint=hint)
     flaw = _find_flaw(record)
