@@ -50,7 +50,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
             program = torch.export.load(path)
     except SourceError:
         raise
-    except Exception as error:
+    except Exception as error:  # readers of archives, JSON and tensors raise unrelated types
         raise SourceError(
             f"torch {torch.__version__} cannot load {path}: {first_line(error)[:_MAX_REASON]}",
             hint="it may be of another version of torch, or damaged; "
