@@ -168,7 +168,7 @@ def test_a_pipe_is_no_file(command: str, tmp_path: Path) -> None:
     out = tmp_path / ("out.graphml" if command == "export-graphml" else "out.onnx")
     result = CliRunner().invoke(main, [command, str(pipe), str(out)])
     assert result.exit_code == 2
-    assert "is no ordinary file" in result.output
+    assert "is not a regular file" in result.output
 
 
 def test_damaged_models(tmp_path: Path) -> None:
