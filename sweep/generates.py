@@ -17,18 +17,14 @@ from transformers.models.auto import modeling_auto
 import modelexport
 from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.transformers_exporter import ALL_AXES
-from modelexport.errors import first_line
 from modelexport.generation.check import generate_with_pytorch
 from modelexport.generation.export import widen_inputs
 from modelexport.generation.parts import ModelPart, greedy_generation, split_model
 from modelexport.generation.prompt import make_prompt
 from modelexport.generation.records import GenerationFile, read_generation
-from modelexport.source.huggingface import use_exportable_experts
-from modelexport.source.input_specs import guess_inputs, make_tensor
 from scopes import RecordedScopes, differences
-from sweep.examples import CannotBuildError
+from sweep.examples import CannotBuildError, build_smallest
 from sweep.judge import Outcome
-from sweep.shrink import shrink_config
 from zoo import distinct
 
 GENERATES = "generates"
@@ -40,7 +36,6 @@ _HEADS = {
     "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 }
 """With an encoder first: the decoder alone of such a model may be a causal model as well."""
-_MOST_PARAMETERS = 60_000_000
 
 
 def generative_types() -> list[str]:
@@ -50,46 +45,23 @@ def generative_types() -> list[str]:
 
 def build_generative(model_type: str) -> tuple[Any, dict[str, Any]]:
     """Build the smallest model of this type that generates in PyTorch, and its inputs."""
-    head = next(name for name, names in _HEADS.items() if model_type in names)
-    try:
-        config = transformers.CONFIG_MAPPING[model_type]()
-    except Exception as error:
-        raise CannotBuildError(f"no default configuration: {_describe(error)}") from error
-    reasons: list[str] = []
-    for smaller in shrink_config(config):
-        if getattr(smaller, "is_decoder", None) is False and not smaller.is_encoder_decoder:
-            smaller.is_decoder = True
-        if smaller.is_encoder_decoder and getattr(smaller, "decoder_start_token_id", None) is None:
-            smaller.decoder_start_token_id = getattr(smaller, "pad_token_id", None) or 0
-        try:
-            model = _build(head, smaller)
-        except Exception as error:
-            reasons.append(_describe(error))
-            continue
-        for specs in guess_inputs(model):
-            generator = torch.Generator().manual_seed(0)
-            inputs = {
-                name: make_tensor(spec, generator)
-                for name, spec in specs.items()
-                if not name.startswith("decoder_")
-            }
-            try:
-                model.generate(**copy.deepcopy(inputs), max_new_tokens=2, do_sample=False)
-            except Exception as error:  # whatever it raises, the next guess may do
-                reasons.append(_describe(error))
-            else:
-                return model, inputs
-    raise CannotBuildError(reasons[0] if reasons else "no smaller configuration")
 
+    def adapt(config: Any) -> None:
+        if getattr(config, "is_decoder", None) is False and not config.is_encoder_decoder:
+            config.is_decoder = True
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
 
-def _build(head: str, config: Any) -> Any:
-    auto = getattr(transformers, head)
-    with torch.device("meta"):
-        size = sum(parameter.numel() for parameter in auto.from_config(config).parameters())
-    if size > _MOST_PARAMETERS:
-        raise ValueError(f"too large even when small: {size / 1e6:.0f} million parameters")
-    torch.manual_seed(0)
-    return use_exportable_experts(auto.from_config(config).eval())
+    def run(model: Any, inputs: dict[str, Any]) -> None:
+        model.generate(**copy.deepcopy(inputs), max_new_tokens=2, do_sample=False)
+
+    return build_smallest(
+        model_type,
+        getattr(transformers, next(head for head, names in _HEADS.items() if model_type in names)),
+        run,
+        adapt=adapt,
+        takes=lambda name: not name.startswith("decoder_"),
+    )
 
 
 def judge_generation(model_type: str) -> Outcome:
@@ -226,8 +198,3 @@ def _plain_export_works(model: Any, inputs: dict[str, Any]) -> bool:
     except Exception:
         return False
     return True
-
-
-def _describe(error: BaseException) -> str:
-    """Describe an error in one line."""
-    return f"{type(error).__name__}: {first_line(error)}"[:160]

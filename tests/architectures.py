@@ -36,14 +36,23 @@ SMALL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 32,
-    "vocab_size": 99,
-    "max_position_embeddings": 32,
 }
+TEXT = {**SMALL, "vocab_size": 99, "max_position_embeddings": 32}
+SMALL_PAIR = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+}
+"""An encoder and a decoder."""
 
 
 def bert() -> Example:
     return build(
-        transformers.BertConfig(**SMALL),
+        transformers.BertConfig(**TEXT),
         input_ids=tokens(),
         attention_mask=torch.ones(1, 7, dtype=torch.long),
     )
@@ -64,7 +73,7 @@ def gpt2() -> Example:
 
 
 def llama() -> Example:
-    return build(transformers.LlamaConfig(**SMALL, num_key_value_heads=1), input_ids=tokens())
+    return build(transformers.LlamaConfig(**TEXT, num_key_value_heads=1), input_ids=tokens())
 
 
 def t5() -> Example:
@@ -76,13 +85,7 @@ def t5() -> Example:
 
 def bart() -> Example:
     config = transformers.BartConfig(
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
+        **SMALL_PAIR,
         vocab_size=99,
         max_position_embeddings=32,
     )
@@ -90,13 +93,8 @@ def bart() -> Example:
 
 
 def vit() -> Example:
-    small = {
-        key: value
-        for key, value in SMALL.items()
-        if key not in ("vocab_size", "max_position_embeddings")
-    }
     return build(
-        transformers.ViTConfig(**small, image_size=16, patch_size=8),
+        transformers.ViTConfig(**SMALL, image_size=16, patch_size=8),
         pixel_values=noise(1, 3, 16, 16),
     )
 
@@ -137,13 +135,7 @@ def wav2vec2() -> Example:
 
 def whisper() -> Example:
     config = transformers.WhisperConfig(
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
+        **SMALL_PAIR,
         vocab_size=99,
         num_mel_bins=8,
         max_source_positions=20,
@@ -164,15 +156,10 @@ def mamba() -> Example:
 
 
 def clip() -> Example:
-    text = {**SMALL, "eos_token_id": 2}
-    vision = {
-        key: value
-        for key, value in SMALL.items()
-        if key not in ("vocab_size", "max_position_embeddings")
-    }
+    text = {**TEXT, "eos_token_id": 2}
     config = transformers.CLIPConfig(
         text_config=text,
-        vision_config={**vision, "image_size": 16, "patch_size": 8},
+        vision_config={**SMALL, "image_size": 16, "patch_size": 8},
         projection_dim=8,
     )
     return build(

@@ -11,6 +11,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from architectures import SMALL, SMALL_PAIR
+
 WORDS = [
     "[PAD]",
     "[UNK]",
@@ -33,12 +35,6 @@ WORDS = [
         "is",
     ],
 ]
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
 TEXT = {**SMALL, "vocab_size": len(WORDS), "max_position_embeddings": 64}
 IMAGE = {**SMALL, "image_size": 32, "patch_size": 8}
 Saved = tuple[PreTrainedModel, list[Any]]
@@ -102,13 +98,7 @@ def audio() -> Saved:
 
 def speech() -> Saved:
     config = transformers.WhisperConfig(
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
+        **SMALL_PAIR,
         vocab_size=len(WORDS),
         max_source_positions=50,
         pad_token_id=0,

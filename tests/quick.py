@@ -17,6 +17,8 @@ FILES = (
     "tests/extraction/test_order.py",
     "tests/extraction/test_partition.py",
     "tests/graphml/test_bad_files.py",
+    "tests/graphml/test_changed_files.py",
+    "tests/graphml/test_memory.py",
     "tests/graphml/test_round_trip.py",
     "tests/modules/",
     "tests/retag/test_retag.py",

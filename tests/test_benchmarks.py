@@ -26,17 +26,15 @@ from benchmarks.rewriting import TOOLS
 from benchmarks.table import Row, format_line, format_page, growth_row, ratio_row
 
 import modelexport
-from exports import export
+from exports import EXPORTER, export
 from proof import onnx_values, pytorch_values
 from retag.oracles import example_values
 from retag.tools import apply
 
 pytestmark = [pytest.mark.sanity, pytest.mark.filterwarnings("ignore")]
 
-STRATEGIES = {"fx": "dynamo", "htp": "torchscript"}
 
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EXPORTER)
 def test_counts_of_metadata_are_plausible(strategy: str, tmp_path: Path) -> None:
     path, model, inputs = export("bert", strategy, tmp_path)
     counts = count_metadata(path, model, inputs)
@@ -96,7 +94,7 @@ def test_modules_are_read_from_names_of_nodes(name: str, module: str | None) -> 
     assert torch_module(onnx.NodeProto(name=name), modules) == module
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EXPORTER)
 def test_survivors_are_counted_right(strategy: str, tmp_path: Path) -> None:
     path, *_ = export("bert", strategy, tmp_path)
     for name, tool in TOOLS.items():
@@ -129,7 +127,7 @@ def test_a_stripped_file_has_no_doc_strings(tmp_path: Path) -> None:
     assert counts.torch == counts.with_sidecar == counts.nodes
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EXPORTER)
 def test_every_module_is_extracted(strategy: str, tmp_path: Path) -> None:
     counts = extract_all(*export("bert", strategy, tmp_path))
     assert counts.ours == counts.modules > 30
@@ -138,7 +136,7 @@ def test_every_module_is_extracted(strategy: str, tmp_path: Path) -> None:
     assert counts.our_size > counts.peer_size > 0
 
 
-@pytest.mark.parametrize("exporter", STRATEGIES.values())
+@pytest.mark.parametrize("exporter", EXPORTER.values())
 def test_sizes_are_those_of_the_files(exporter: str) -> None:
     counts = measure_sizes(*tower(8), exporter)
     assert counts.clean == counts.plain

@@ -43,7 +43,7 @@ NO_BASELINE = {"outputs_not_tensors"}
 
 EQUAL_WEIGHTS = {
     "block_three_times",
-    "condition_in_a_condition",
+    "conditional_in_a_conditional",
     "conditional_bodies",
     "conv_batch_norm",
     "encoder_and_decoder_of_torch",
@@ -52,7 +52,7 @@ EQUAL_WEIGHTS = {
     "hook_calls_a_module",
     "ln_twice_beside_ln_1",
     "module_dict_odd_keys",
-    "module_twice_in_a_branch",
+    "conditional_module_twice",
     "modules_without_gradients",
     "multi_head_attention",
     "norm_before_dropout",

@@ -31,6 +31,11 @@ class Returned:
     """All tensors that it returned, of whatever type; None for a number."""
 
 
+def names(values: Any) -> list[str]:
+    """Return the names of inputs or outputs, of a file, a session or a report."""
+    return [value.name for value in values]
+
+
 def floats(value: object) -> list[np.ndarray]:
     """Copy the floating-point tensors in a nested value."""
     tensors = [t.detach() for t in flatten_tensors(value) if isinstance(t, torch.Tensor)]

@@ -174,7 +174,7 @@ class CallsTwiceInABranch(nn.Module):
 
 
 @animal("torchscript")
-def module_twice_in_a_branch() -> Example:
+def conditional_module_twice() -> Example:
     return CallsTwiceInABranch(), (x(2, 8),)
 
 
@@ -192,7 +192,7 @@ class ConditionInACondition(nn.Module):
 
 
 @animal("torchscript")
-def condition_in_a_condition() -> Example:
+def conditional_in_a_conditional() -> Example:
     return ConditionInACondition(), (x(2, 8),)
 
 

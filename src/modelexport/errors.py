@@ -9,7 +9,7 @@ Exception
     │   └── MissingPackageError   also an ImportError: a package of an extra is not installed
     ├── FileError                 also an OSError: a file cannot be read or written
     ├── FormatError               also a ValueError: a file does not have the expected content
-    │   └── NotDescendedError     a file was not made from the one it is said to be made from
+    │   └── NotDescendedError     a changed file was not made from the given original
     └── ExportError               also a RuntimeError: torch cannot export the model
         └── ModelRunError         the model does not run on the example inputs
 
@@ -81,7 +81,7 @@ class FormatError(ModelExportError, ValueError):
 
 
 class NotDescendedError(FormatError):
-    """A file was not made from the one it is said to be made from."""
+    """A changed file was not made from the given original."""
 
     exit_code = 1
 

@@ -281,7 +281,7 @@ def test_the_results_file_is_no_way_to_another_file(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "kept"
     file.path.unlink()
     os.mkfifo(file.path)
-    with pytest.raises(FileError, match="no ordinary file"):
+    with pytest.raises(FileError, match="not a regular file"):
         file.start([])
 
 

@@ -245,7 +245,11 @@ def test_factories(arguments: list[str], tmp_path: Path) -> None:
         (["my_factories:pair", "m.onnx", "--input-shape", "1,7"], 2, "shapes cannot be multiplied"),
         (["my_factories:pair", "m.onnx", "--input-shape", "y=1,4"], 2, "no input 'y'"),
         (["my_factories:pair", "m.onnx", "--dynamic-axes", "input"], 2, "names no axes"),
-        (["my_factories:pair", "m.onnx", "--dynamic-axes", "y=0:batch"], 2, "which is no input"),
+        (
+            ["my_factories:pair", "m.onnx", "--dynamic-axes", "y=0:batch"],
+            2,
+            "which is not an input",
+        ),
         (
             ["my_factories:pair", "m.onnx", "--dynamic", "--dynamic-axes", "input=0:b"],
             2,

@@ -179,9 +179,9 @@ def test_validate_without_onnx_runtime(handmade: Path, monkeypatch: pytest.Monke
     assert "ONNX Runtime: not installed" in result.stdout
 
 
-def test_validate_of_what_onnx_runtime_cannot_be_given(tmp_path: Path) -> None:
-    """Inputs that are no tensors are not made up."""
-    path = tmp_path / "model.onnx"
+def sequence_model(folder: Path) -> Path:
+    """Write a model whose input is no tensor."""
+    path = folder / "sequence.onnx"
     sequence = helper.make_value_info(
         "s", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2]))
     )
@@ -191,6 +191,12 @@ def test_validate_of_what_onnx_runtime_cannot_be_given(tmp_path: Path) -> None:
         [value("n", TensorProto.INT64, [])],
     )
     path.write_bytes(made.SerializeToString())
+    return path
+
+
+def test_validate_of_what_onnx_runtime_cannot_be_given(tmp_path: Path) -> None:
+    """Inputs that are no tensors are not made up."""
+    path = sequence_model(tmp_path)
     result = invoke(
         "import-onnx",
         modelexport.export_graphml(path).graphml,
@@ -208,16 +214,7 @@ def test_a_model_that_was_only_loaded_is_not_said_to_run(handmade: Path, tmp_pat
     ran = runtime.run_on_zeros(handmade)
     assert ran is not None
     assert (ran.loads, ran.runs) == (True, True)
-    path = tmp_path / "sequence.onnx"
-    sequence = helper.make_value_info(
-        "s", helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2]))
-    )
-    made = model(
-        [helper.make_node("SequenceLength", ["s"], ["n"])],
-        [sequence],
-        [value("n", TensorProto.INT64, [])],
-    )
-    path.write_bytes(made.SerializeToString())
+    path = sequence_model(tmp_path)
     loaded = runtime.run_on_zeros(path)
     assert loaded is not None
     assert (loaded.loads, loaded.runs) == (True, False)

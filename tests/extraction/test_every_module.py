@@ -122,6 +122,9 @@ def test_a_partition_computes_the_module_bit_for_bit(
         if not record.children:
             continue
         whole = modelexport.extract(path, module)
+        if any(value.name not in values for value in whole.record.inputs):
+            assert "conditional" in name, module  # inside a branch that was not taken
+            continue
         found = {value.name: values[value.name] for value in whole.record.inputs}
         expected = run(whole.model, found)
         held: list[str] = []

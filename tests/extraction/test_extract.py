@@ -1,9 +1,7 @@
-"""One extracted module: names, initializers, files, calls, control flow, and errors."""
+"""One extracted module: names, initializers, files, calls, control flow, and results."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shutil
 from pathlib import Path
@@ -13,17 +11,14 @@ import onnx
 import pytest
 import torch
 from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 import modelexport
 from exports import export
 from extraction.running import run, session
 from modelexport.cli.main import main
-from modelexport.errors import ArgumentError, FileError, FormatError, ModelExportError
+from modelexport.errors import ArgumentError
 from modelexport.extraction.extract import list_modules
-from modelexport.modules.record import NodeTag
-from modelexport.tagged.records import encode_tag
 from proof import onnx_values
 from zoo import distinct
 
@@ -229,137 +224,6 @@ def test_a_module_inside_subgraphs_and_outside_them(tmp_path: Path) -> None:
     )
 
 
-def hand_made(
-    body: list[onnx.NodeProto], functions: list[onnx.FunctionProto] | None = None
-) -> onnx.ModelProto:
-    for number, node in enumerate(body):
-        path, node.name = node.name, f"{node.name}_{number}"
-        tag = NodeTag(("/Net/Part",), "/Net/Part", 1, "scope", path)
-        node.doc_string = encode_tag(tag).decode()
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])
-    weight = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
-    graph = helper.make_graph(body, "main", [x], [y], [weight])
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
-    return helper.make_model(graph, opset_imports=imports, functions=functions or [], ir_version=10)
-
-
-def test_a_protobuf_with_nothing_but_tags(tmp_path: Path) -> None:
-    model = hand_made(
-        [
-            helper.make_node("Add", ["x", "w"], ["a"], name="first"),
-            helper.make_node("Relu", ["a"], ["b"], name="second"),
-            helper.make_node("Mul", ["b", "w"], ["y"], name="second"),
-        ]
-    )
-    extracted = modelexport.extract(model, "second", tmp_path / "second.onnx")
-    assert [value.name for value in extracted.record.inputs] == ["a"]
-    assert [value.shape for value in extracted.record.inputs] == [(2, 3)]
-    onnx.checker.check_model(str(tmp_path / "second.onnx"), full_check=True)
-    session(tmp_path / "second.onnx")
-
-
-def test_functions_that_nodes_call_are_copied() -> None:
-    twice = helper.make_function(
-        "own",
-        "Twice",
-        ["v"],
-        ["r"],
-        [helper.make_node("Add", ["v", "v"], ["r"])],
-        [helper.make_opsetid("", 18)],
-    )
-    other = helper.make_function(
-        "own",
-        "Other",
-        ["v"],
-        ["r"],
-        [helper.make_node("Neg", ["v"], ["r"])],
-        [helper.make_opsetid("", 18)],
-    )
-    model = hand_made(
-        [
-            helper.make_node("Other", ["x"], ["a"], domain="own", name="first"),
-            helper.make_node("Twice", ["a"], ["y"], domain="own", name="second"),
-        ],
-        [twice, other],
-    )
-    extracted = modelexport.extract(model, "second").model
-    assert [function.name for function in extracted.functions] == ["Twice"]
-    onnx.checker.check_model(extracted, full_check=True)
-    assert np.allclose(run(extracted, {"a": np.ones((2, 3), np.float32)})["y"], 2)
-
-
-@pytest.mark.regression
-def test_both_overloads_of_a_function_are_copied() -> None:
-    imports = [helper.make_opsetid("", 18)]
-    twice = helper.make_function(
-        "own",
-        "Act",
-        ["v"],
-        ["r"],
-        [helper.make_node("Add", ["v", "v"], ["r"])],
-        imports,
-        overload="twice",
-    )
-    minus = helper.make_function(
-        "own",
-        "Act",
-        ["v"],
-        ["r"],
-        [helper.make_node("Neg", ["v"], ["r"])],
-        imports,
-        overload="minus",
-    )
-    model = hand_made(
-        [
-            helper.make_node("Relu", ["x"], ["a"], name="first"),
-            helper.make_node("Act", ["a"], ["b"], domain="own", overload="twice", name="second"),
-            helper.make_node("Act", ["b"], ["c"], domain="own", overload="minus", name="second"),
-            helper.make_node("Act", ["c"], ["y"], domain="own", overload="minus", name="third"),
-        ],
-        [twice, minus],
-    )
-    extracted = modelexport.extract(model, "second").model
-    assert [function.overload for function in extracted.functions] == ["twice", "minus"]
-    onnx.checker.check_model(extracted, full_check=True)
-    assert np.allclose(run(extracted, {"a": np.ones((2, 3), np.float32)})["c"], -2)
-    only = modelexport.extract(model, "third").model
-    assert [function.overload for function in only.functions] == ["minus"]
-    assert np.allclose(run(only, {"c": np.ones((2, 3), np.float32)})["y"], -1)
-
-
-def test_a_random_value_is_not_copied_as_a_constant() -> None:
-    model = hand_made(
-        [
-            helper.make_node("RandomUniform", [], ["r"], shape=[2, 3], name="noise"),
-            helper.make_node("Constant", [], ["c"], value_float=2.0, name="other"),
-            helper.make_node("Mul", ["r", "c"], ["s"], name="part"),
-            helper.make_node("Add", ["s", "x"], ["y"], name="part"),
-        ]
-    )
-    record = modelexport.extract(model, "part").record
-    assert [value.name for value in record.inputs] == ["x", "r"] or [
-        v.name for v in record.inputs
-    ] == ["r", "x"]
-    assert record.pulled_in == ("c",)
-
-
-def test_sizes_at_fixed_shapes_become_constants() -> None:
-    model = hand_made(
-        [
-            helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0], name="other"),
-            helper.make_node("Shape", ["t"], ["s"], name="other"),
-            helper.make_node("Reshape", ["x", "s"], ["r"], name="part"),
-            helper.make_node("Transpose", ["r"], ["y"], perm=[1, 0], name="part"),
-        ]
-    )
-    extracted = modelexport.extract(model, "part")
-    assert [value.name for value in extracted.record.inputs] == ["x"]
-    assert extracted.record.pulled_in == ("s",)
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert np.array_equal(run(extracted.model, {"x": x})["y"], x.reshape(3, 2).T)
-
-
 @pytest.mark.parametrize("strategy", ["fx", "htp"])
 def test_symbolic_sizes_stay_symbolic(strategy: str, tmp_path: Path) -> None:
     shapes = {name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")}
@@ -370,16 +234,6 @@ def test_symbolic_sizes_stay_symbolic(strategy: str, tmp_path: Path) -> None:
     )
     ready = session(tmp_path / "piece.onnx")
     assert any(isinstance(size, str) for value in ready.get_inputs() for size in value.shape)
-
-
-def test_tags_only_in_the_sidecar(tmp_path: Path) -> None:
-    path, _, _ = export("bert", "htp", tmp_path, clean=True)
-    extracted = modelexport.extract(path, LAYER, tmp_path / "layer.onnx")
-    assert extracted.record.nodes == modelexport.load(path).modules[LAYER].nodes
-    assert modelexport.validate(tmp_path / "layer.onnx", check_consistency=True).findings == ()
-    path.with_name("model_hierarchy.json").unlink()
-    with pytest.raises(FormatError, match="no tags"):
-        modelexport.extract(path, LAYER)
 
 
 @pytest.mark.regression
@@ -446,54 +300,6 @@ def test_a_result_that_the_exporter_folded_is_not_missed(strategy: str, tmp_path
         modelexport.extract(path, module)  # a warning is an error
 
 
-def test_a_file_without_records(bert: Path) -> None:
-    """Tags alone are enough to extract."""
-    expected = modelexport.extract(bert, LAYER)
-    bert.with_name("model_hierarchy.json").unlink()
-    proto = onnx.load(bert, load_external_data=False)
-    del proto.metadata_props[:]
-    bert.write_bytes(proto.SerializeToString())
-    extracted = modelexport.extract(bert, LAYER, bert.with_name("layer.onnx"))
-    assert {n.output[0] for n in extracted.model.graph.node} == {
-        n.output[0] for n in expected.model.graph.node
-    }
-    assert not bert.with_name("layer_hierarchy.json").exists()
-    with pytest.raises(ArgumentError, match="near it"):
-        modelexport.extract(bert, "encoder.layer.9")
-
-
-def test_the_source_is_never_overwritten(bert: Path) -> None:
-    before = bert.read_bytes()
-    with pytest.raises(ArgumentError, match="overwrite"):
-        modelexport.extract(bert, LAYER, bert)
-    assert bert.read_bytes() == before
-
-
-def test_bad_files_and_folders(bert: Path, tmp_path: Path) -> None:
-    for output in (tmp_path / "missing" / "p.onnx", tmp_path / "p.txt", tmp_path):
-        with pytest.raises(ModelExportError):
-            modelexport.extract(bert, LAYER, output)
-    (tmp_path / "cut.onnx").write_bytes(bert.read_bytes()[:-100])
-    with pytest.raises(FormatError):
-        modelexport.extract(tmp_path / "cut.onnx", LAYER)
-    with pytest.raises(FileError):
-        modelexport.extract(tmp_path / "none.onnx", LAYER)
-
-
-@pytest.mark.parametrize("harm", ["missing", "short"])
-def test_a_data_file_that_is_not_whole(harm: str, tmp_path: Path) -> None:
-    path, _, _ = export("bert", "fx", tmp_path)
-    data = path.with_name("model.onnx.data")
-    if harm == "missing":
-        data.unlink()
-    else:
-        data.write_bytes(data.read_bytes()[: data.stat().st_size // 3])
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises((FileError, FormatError), match=r"model\.onnx\.data"):
-        modelexport.extract(path, "encoder.layer.1", tmp_path / "layer.onnx")
-    assert sorted(tmp_path.iterdir()) == before
-
-
 class GivesBack(nn.Module):
     """Returns a buffer that no node produces."""
 
@@ -515,194 +321,3 @@ def test_an_initializer_that_is_an_output_is_in_the_partition(tmp_path: Path) ->
         for value in extracted.record.outputs
     ]
     assert set(given) == {value.name for value in whole.outputs}
-
-
-def branch(weight: float) -> onnx.GraphProto:
-    """Build a branch with a nested If, with the same names as the other branch."""
-    out = helper.make_tensor_value_info("v", TensorProto.FLOAT, [2, 3])
-    end = helper.make_tensor_value_info("q", TensorProto.FLOAT, [2, 3])
-    inner = [
-        helper.make_graph([helper.make_node(op, ["t"], ["q"])], op, [], [end])
-        for op in ("Abs", "Neg")
-    ]
-    nodes = [
-        helper.make_node("Mul", ["a", "s"], ["t"]),
-        helper.make_node("If", ["c"], ["v"], then_branch=inner[0], else_branch=inner[1]),
-    ]
-    scale = numpy_helper.from_array(np.array(weight, np.float32), "s")
-    return helper.make_graph(nodes, "branch", [], [out], [scale])
-
-
-def test_names_that_repeat_in_both_branches_and_inside_them() -> None:
-    body = [
-        helper.make_node("Relu", ["x"], ["a"], name="first"),
-        helper.make_node("ReduceSum", ["a"], ["r"], keepdims=0, name="other"),
-        helper.make_node("Cast", ["r"], ["c"], to=TensorProto.BOOL, name="other"),
-        helper.make_node(
-            "If", ["c"], ["y"], then_branch=branch(2), else_branch=branch(5), name="other"
-        ),
-    ]
-    model = hand_made(body)
-    for attribute in model.graph.node[3].attribute:
-        for node in attribute.g.node:
-            inner = [node for held in node.attribute for node in held.g.node]
-            for number, found in enumerate((node, *inner)):
-                module = "part.scale" if node.op_type == "Mul" else "part.end" if number else ""
-                tag = NodeTag(("/Net/Part",), "/Net/Part", 1, "scope", module)
-                found.doc_string = encode_tag(tag).decode()
-    extracted = modelexport.extract(model, "part")
-    onnx.checker.check_model(extracted.model, full_check=True)
-    x = np.ones((2, 3), np.float32)
-    given = sorted({float(value.flat[0]) for value in run(extracted.model, {"a": x}).values()})
-    assert given == [-5, -2, 2, 5], "a branch reads what is in the other"
-
-
-def annotate(graph: onnx.GraphProto, tensor: str, scale: str) -> None:
-    note = graph.quantization_annotation.add(tensor_name=tensor)
-    note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value=scale)
-
-
-def annotations(graph: onnx.GraphProto) -> dict[str, str]:
-    return {
-        note.tensor_name: note.quant_parameter_tensor_names[0].value
-        for note in graph.quantization_annotation
-    }
-
-
-@pytest.mark.regression
-def test_quantization_annotations_name_tensors_of_the_extracted_model() -> None:
-    """Values of both branches have equal names; those of one are renamed with their scales."""
-    body = [
-        helper.make_node("ReduceSum", ["x"], ["r"], keepdims=0, name="other"),
-        helper.make_node("Cast", ["r"], ["c"], to=TensorProto.BOOL, name="other"),
-        helper.make_node(
-            "If", ["c"], ["y"], then_branch=branch(2), else_branch=branch(5), name="other"
-        ),
-    ]
-    model = hand_made(body)
-    model.graph.input[0].name = "a"
-    model.graph.node[0].input[0] = "a"
-    model.graph.initializer.append(numpy_helper.from_array(np.float32(7), "unread"))
-    annotate(model.graph, "a", "unread")
-    annotate(model.graph, "r", "w")
-    for attribute in model.graph.node[2].attribute:
-        weight = numpy_helper.to_array(attribute.g.initializer[0])
-        attribute.g.initializer.append(numpy_helper.from_array(np.float32(10 * weight), "t_scale"))
-        annotate(attribute.g, "t", "t_scale")
-        tag = NodeTag(("/Net/Part",), "/Net/Part", 1, "scope", "part")
-        attribute.g.node[0].doc_string = encode_tag(tag).decode()
-    extracted = modelexport.extract(model, "part").model
-    onnx.checker.check_model(extracted, full_check=True)
-    found = annotations(extracted.graph)
-    scales = {
-        tensor.name: float(numpy_helper.to_array(tensor)) for tensor in extracted.graph.initializer
-    }
-    made = {node.output[0]: scales[node.input[1]] for node in extracted.graph.node}
-    assert set(found) == {"a", *made}  # `r` is not in it
-    assert found["a"] == "unread"
-    assert {made[name]: scales[scale] for name, scale in found.items() if name != "a"} == {
-        2: 20,
-        5: 50,
-    }
-    run(extracted, {"a": np.ones((2, 3), np.float32)})
-
-
-def test_calls_without_records(tmp_path: Path) -> None:
-    path, _, _ = export("block_three_times", "htp", tmp_path)
-    proto = onnx.load(path)
-    del proto.metadata_props[:]
-    assert [
-        modelexport.extract(proto, "block.fc", call=call).record.nodes for call in range(3)
-    ] == [1, 1, 1]
-    with pytest.raises(ArgumentError, match="records of the export are lost"):
-        modelexport.extract(proto, "block", call=0)
-
-
-def test_a_sidecar_of_another_graph_is_not_used(tmp_path: Path) -> None:
-    export("bert", "htp", tmp_path, clean=True)
-    other, _, _ = export(
-        "distilbert", "htp", tmp_path.joinpath("other").mkdir() or tmp_path / "other", clean=True
-    )
-    shutil.copy(other, tmp_path / "model.onnx")
-    with pytest.raises(FormatError, match="it is of another graph"):
-        modelexport.extract(tmp_path / "model.onnx", LAYER)
-
-
-def test_tags_that_another_tool_dropped_are_in_the_sidecar(bert: Path) -> None:
-    nodes = modelexport.extract(bert, LAYER).record.nodes
-    proto = onnx.load(bert, load_external_data=False)
-    for node in proto.graph.node:
-        node.ClearField("doc_string")
-    bert.write_bytes(proto.SerializeToString())
-    assert modelexport.extract(bert, LAYER).record.nodes == nodes
-
-
-def test_a_file_whose_nodes_are_not_sorted(bert: Path) -> None:
-    expected = modelexport.extract(bert, LAYER)
-    proto = onnx.load(bert, load_external_data=False)
-    nodes = list(proto.graph.node)[::-1]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
-    bert.write_bytes(proto.SerializeToString())
-    extracted = modelexport.extract(bert, LAYER)
-    assert {v.name for v in extracted.record.inputs} == {v.name for v in expected.record.inputs}
-    onnx.checker.check_model(extracted.model, full_check=True)
-
-
-def test_files_of_an_earlier_extracted_model_are_removed(bert: Path, tmp_path: Path) -> None:
-    target = tmp_path / "piece.onnx"
-    modelexport.extract(bert, LAYER, target)
-    target.with_name("piece.onnx.data").write_bytes(b"old")
-    modelexport.extract(bert, "encoder.layer.0.intermediate.intermediate_act_fn", target)
-    assert not target.with_name("piece.onnx.data").exists()
-
-
-@pytest.mark.regression
-@pytest.mark.parametrize("size", [-2, (1 << 63) - 1])
-def test_impossible_sizes(size: int, bert: Path) -> None:
-    """Nothing is inferred from them, and nothing of that size is allocated."""
-    model = onnx.load(bert)
-    for value in (*model.graph.input, *model.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            dim.dim_value = size
-    for weight in model.graph.initializer:
-        weight.data_type, weight.dims[:] = -(1 << 31), [size, 0]
-    with contextlib.suppress(FormatError):
-        modelexport.extract(model, LAYER)
-
-
-@pytest.mark.regression
-def test_a_value_with_two_producers(bert: Path) -> None:
-    model = onnx.load(bert)
-    model.graph.node.add().CopyFrom(model.graph.node[-1])
-    extracted, record = modelexport.extract(model, "")
-    assert record.nodes == len(extracted.graph.node) == len(model.graph.node)
-
-
-@pytest.mark.regression
-def test_an_unknown_status(bert: Path) -> None:
-    model = onnx.load(bert)
-    entry = next(entry for entry in model.metadata_props if entry.key == "modelexport.hierarchy")
-    entry.value = entry.value.replace('"status":"absorbed"', '"status":"gone"').replace(
-        '"unused"', '"gone"'
-    )
-    gone = next(
-        path
-        for path, record in json.loads(entry.value)["modules"].items()
-        if record["status"] == "gone"
-    )
-    with pytest.raises(ArgumentError, match="has no nodes: its nodes are not in the file"):
-        modelexport.extract(model, gone)
-
-
-def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
-    path, _, _ = export("one_leaf_root", "htp", tmp_path)
-    data = bytearray(path.read_bytes())
-    for place in range(40, len(data) - 40, 11):
-        broken = bytearray(data)
-        broken[place] = 0xFF
-        path.write_bytes(broken)
-        try:
-            modelexport.extract(path, "")
-        except ModelExportError:
-            continue

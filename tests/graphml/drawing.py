@@ -68,9 +68,6 @@ class Drawing:
         found = [edge for edge in self.edges if edge.get("target") == node.get("id")]
         return sorted(found, key=lambda edge: int(self.texts(edge).get("target_input", 99)))
 
-    def out_of(self, node: Element) -> list[Element]:
-        return [edge for edge in self.edges if edge.get("source") == node.get("id")]
-
     def remove(self, *elements: Element) -> None:
         """Remove elements as an editor does: a node takes its edges along."""
         for element in elements:

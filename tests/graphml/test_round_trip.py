@@ -249,7 +249,7 @@ def test_the_data_file_that_is_there_stays(tmp_path: Path) -> None:
     modelexport.import_onnx(written.graphml, tmp_path / "back.onnx")
     assert data.read_bytes() == before
     data.write_bytes(bytes(len(before)))
-    with pytest.raises(modelexport.ModelExportError, match="there already, with other values"):
+    with pytest.raises(modelexport.ModelExportError, match="already exists, with other values"):
         modelexport.import_onnx(written.graphml, tmp_path / "again.onnx")
     assert not (tmp_path / "again.onnx").exists()
     assert data.read_bytes() == bytes(len(before))

@@ -16,7 +16,7 @@ from damage import everything
 from exports import export
 from extraction.running import run, session
 from modelexport.verification.feeds import make_feeds
-from quantization.models import WIDTH, Block, Mixed, export_stack
+from quantization.models import WIDTH, Block, Mixed, export_stack, export_unnamed_stack
 
 pytestmark = pytest.mark.integration
 
@@ -164,11 +164,7 @@ def test_an_initializer_that_is_shared_stays_exact_for_a_kept_module(
 
 
 def test_nodes_without_names_are_kept_by_module(tmp_path: Path) -> None:
-    model = onnx.load(export_stack())
-    for node in model.graph.node:
-        node.name = ""
-    path = tmp_path / "m.onnx"
-    onnx.save(model, path)
+    path = export_unnamed_stack(tmp_path)
     out = tmp_path / "q.onnx"
     modelexport.quantize(path, out, keep=["blocks.0", "blocks.3"])
     check_file(out)

@@ -15,7 +15,7 @@ from exports import export
 from modelexport.cli.main import main
 from modelexport.errors import ArgumentError
 from modelexport.verification.runtime import ASSIGNMENT
-from quantization.models import WIDTH, export_stack, stack
+from quantization.models import WIDTH, export_stack, export_unnamed_stack, stack
 from retag.tools import apply
 from zoo import ZOO
 
@@ -114,11 +114,7 @@ def test_quantizers_take_the_names(tmp_path: Path) -> None:
 
 
 def test_nodes_without_names_are_left_out(tmp_path: Path) -> None:
-    model = onnx.load(export_stack())
-    for node in model.graph.node:
-        node.name = ""
-    path = tmp_path / "m.onnx"
-    onnx.save(model, path)
+    path = export_unnamed_stack(tmp_path)
     assert modelexport.select(path, "head") == []
     assert modelexport.select(path, "head", what="values") != []
 

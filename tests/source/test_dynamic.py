@@ -255,7 +255,7 @@ class Fixed(nn.Module):
     ("model", "axes", "expected"),
     [
         (Fixed(), {}, "no axis can be dynamic"),
-        (Mixer(), {"z": {0: "batch"}}, "names 'z', which is no input"),
+        (Mixer(), {"z": {0: "batch"}}, "names 'z', which is not an input"),
         (Mixer(), {"x": {5: "batch"}}, "axis 5 of x, which has 3 axes"),
     ],
 )

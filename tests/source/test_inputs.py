@@ -235,7 +235,7 @@ HUGE = zipped(b"{'descr': '<f4', 'fortran_order': False, 'shape': (4000000, 4000
 )
 def test_an_npz_that_is_none(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "inputs.npz").write_bytes(content)
-    with pytest.raises(SourceError, match=r"is no \.npz of numbers"):
+    with pytest.raises(SourceError, match=r"is not an \.npz file of numbers"):
         make_example_inputs(
             LoadedModel(Two(), "two"), InputRequest(specs=tmp_path / "inputs.npz"), seed=0
         )
@@ -251,7 +251,7 @@ def test_specs_that_are_no_text(tmp_path: Path) -> None:
 @pytest.mark.must
 def test_objects_in_an_npz_are_not_unpickled(tmp_path: Path) -> None:
     np.savez(tmp_path / "inputs.npz", tokens=np.array([print], dtype=object))
-    with pytest.raises(SourceError, match=r"is no \.npz of numbers"):
+    with pytest.raises(SourceError, match=r"is not an \.npz file of numbers"):
         make_example_inputs(
             LoadedModel(Two(), "two"), InputRequest(specs=tmp_path / "inputs.npz"), seed=0
         )

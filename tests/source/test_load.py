@@ -256,7 +256,7 @@ def test_a_program_of_another_version(tmp_path: Path) -> None:
         ("no-such/model", "check the network, or name a local folder"),
         ("empty", "has no config.json"),
         ("missing.pt2", "there is no file"),
-        ("text.pt2", "is no .pt2 archive"),
+        ("text.pt2", "is not a .pt2 archive"),
         ("missing.py:make", "there is no file missing.py"),
         ("broken.py:make", "importing broken.py failed: ZeroDivisionError"),
         ("good.py:absent", "has no 'absent'"),

@@ -12,6 +12,9 @@ from typing import Any
 VIEWER = Path(__file__).parents[2] / "viewer"
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 PICTURE = "modelexportPage.inspect().panes[{pane}].picture"
+PANE = "modelexportPage.inspect().panes[0]"
+ALL = "header button:text-is('all')"
+"""The button that opens all modules."""
 
 
 def missing() -> str | None:

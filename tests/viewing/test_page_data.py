@@ -241,7 +241,7 @@ def test_overlays_of_every_command(tmp_path: Path) -> None:
     again = modelexport.view(path, overlays=[record, modelexport.analyze(path)])
     names = [each["name"] for each in read_page(again.path)["overlays"]]
     assert names == ["latency", "bytes", "nodes", "operations"]
-    with pytest.raises(FormatError, match="a View is not the result of a command that is known"):
+    with pytest.raises(FormatError, match="a View is not the result of a known command"):
         modelexport.view(path, overlays=[again])
 
 
@@ -250,7 +250,7 @@ def test_overlays_of_every_command(tmp_path: Path) -> None:
     [
         (b"{", "is not the result of a command"),
         (b"[]", "is not the result of a command"),
-        (b"{}", "that is known"),
+        (b"{}", "a known command"),
         (b'{"kernel_ms": 1}', "is damaged"),
         (b'{"kernel_ms": 1, "modules": [1]}', "is damaged"),
         (b'{"kernel_ms": 1, "modules": []}', "no numbers by module"),

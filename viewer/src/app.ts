@@ -1,11 +1,13 @@
 /** The page around the pictures: search, colours, breadcrumbs, links, help. */
 
-import { Model, type PageData } from "./data";
+import type { PageData } from "./data";
 import { button, clear, el, formatCount, visible } from "./dom";
+import { Model } from "./model";
 import { type Aggregate, formatNumber, Overlay, type ScaleKind } from "./overlay";
 import { readTheme } from "./paint";
 import { type ChangedBy, Pane } from "./pane";
-import type { Hit, Picture } from "./picture";
+import type { Picture } from "./picture";
+import type { Hit } from "./pointing";
 import { type Found, search } from "./search";
 import { SearchBox } from "./searchbox";
 

@@ -1,9 +1,9 @@
 /** The details of what is selected: facts, neighbours to click on, commands to copy. */
 
 import type { ContentBuilder } from "./content";
-import { Kind, type Model } from "./data";
 import { button, clear, el, formatCount, visible } from "./dom";
 import type { Selection } from "./link";
+import { Kind, type Model } from "./model";
 import { formatNumber, type Overlay } from "./overlay";
 
 const MOST_LISTED = 30;
@@ -352,7 +352,7 @@ function nameOf(model: Model, box: number): string {
 }
 
 /** Quote an argument for a shell where it needs that. */
-export function quote(text: string): string {
+function quote(text: string): string {
   return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
 }
 

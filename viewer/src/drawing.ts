@@ -1,8 +1,8 @@
 /** The picture as a whole: open boxes laid out inside each other, in absolute positions. */
 
 import { type Choices, type Content, ContentBuilder, drawnShape, type Item } from "./content";
-import type { Model } from "./data";
 import { type LaidOut, layOut, type LayoutLink, type Sized } from "./layout";
+import type { Model } from "./model";
 
 export interface Rect {
   x: number;
@@ -337,4 +337,15 @@ function merge(content: Content, frames: Frame[]): (LayoutLink & { values: numbe
     merged.push({ values: [...values], from, to: [...to], leaves });
   }
   return merged;
+}
+
+/** The middle of the uppermost items, where a picture that is too wide for the window begins. */
+export function topMiddle({ drawn, width }: Drawing): number {
+  const inside = drawn.filter((d) => d.around === 0);
+  const top = inside.reduce((least, d) => Math.min(least, d.y), Infinity);
+  const uppermost = inside.filter((d) => d.y <= top);
+  if (!uppermost.length) return width / 2;
+  const left = uppermost.reduce((least, d) => Math.min(least, d.x), Infinity);
+  const right = uppermost.reduce((most, d) => Math.max(most, d.x + d.width), -Infinity);
+  return (left + right) / 2;
 }

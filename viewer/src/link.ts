@@ -1,6 +1,6 @@
 /** Deep links: which boxes are open and what is selected, in the fragment of the address. */
 
-import { Kind, type Model } from "./data";
+import { Kind, type Model } from "./model";
 
 export type Selection =
   | { kind: "box"; box: number }
@@ -10,7 +10,7 @@ export type Selection =
   | { kind: "module"; module: number };
 
 /** Name a box: its module and call, or for operators and subgraphs the node's first output. */
-export function nameBox(model: Model, box: number): string {
+function nameBox(model: Model, box: number): string {
   if (model.isNode(box)) return `n:${nodeKey(model, box - model.groupCount)}`;
   if (model.kind(box) !== Kind.module) {
     return `g:${model.raw.boxes.node[box]}:${model.text(model.raw.boxes.label[box])}`;
@@ -36,7 +36,7 @@ function nodeKey(model: Model, node: number): string {
   return outputs.length ? model.valueNames[outputs[0]] : `#${node}`;
 }
 
-export function findBox(model: Model, name: string): number | null {
+function findBox(model: Model, name: string): number | null {
   const rest = name.slice(2);
   if (name.startsWith("n:")) {
     const node = rest.startsWith("#") ? Number(rest.slice(1)) : model.producer[model.findValue(rest)];

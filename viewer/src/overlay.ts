@@ -1,7 +1,8 @@
 /** Results by module as colours: their aggregate over the modules, and the scale. */
 
 import type { Item } from "./content";
-import type { Model, RawOverlay } from "./data";
+import type { RawOverlay } from "./data";
+import type { Model } from "./model";
 
 export interface Heat {
   share: number;

@@ -288,7 +288,7 @@ function paintPorts(drawing: Drawing, view: Rect, style: Style, alpha: number, f
 }
 
 /** Mix two colours given as #rrggbb. */
-export function mix(a: string, b: string, share: number): string {
+function mix(a: string, b: string, share: number): string {
   const parse = (color: string): number[] => [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16));
   const [from, to] = [parse(a), parse(b)];
   const parts = from.map((v, i) => Math.round(v + (to[i] - v) * Math.max(0, Math.min(1, share))));

@@ -7,7 +7,7 @@ const SIZES: Record<Font, string> = { title: "600 12px", text: "500 12px", small
 const HEIGHTS: Record<Font, number> = { title: 12, text: 12, small: 10.5 };
 const FAMILY = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 
-export function fontOf(font: Font): string {
+function fontOf(font: Font): string {
   return `${SIZES[font]} ${FAMILY}`;
 }
 

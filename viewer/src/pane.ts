@@ -1,13 +1,15 @@
 /** One model on the page: its picture, tree and details, and what is selected in it. */
 
 import type { Item } from "./content";
-import type { Mark, Model } from "./data";
+import type { Mark } from "./data";
 import { Details } from "./details";
 import { el, visible } from "./dom";
 import { readLink, type Selection, shownOpen, writeLink } from "./link";
 import { Minimap } from "./minimap";
+import type { Model } from "./model";
 import { Overlay } from "./overlay";
-import { type Hit, Picture } from "./picture";
+import { Picture } from "./picture";
+import { type Hit, neighbour } from "./pointing";
 import type { Drawn } from "./drawing";
 import { Tree } from "./tree";
 
@@ -320,7 +322,7 @@ export class Pane {
     if (arrow && event.shiftKey) picture.pan(arrow[0] * 60, arrow[1] * 60);
     else if (arrow) {
       const known = this.cursor !== null && picture.drawing.byKey.has(this.cursor);
-      const item = picture.neighbour(known ? this.cursor : key, arrow[0], arrow[1]);
+      const item = neighbour(picture.drawing, known ? this.cursor : key, arrow[0], arrow[1]);
       if (item) {
         this.cursor = item.key;
         this.select(this.selectionOf(item), { reveal: false, by: "arrow key" });

@@ -1,16 +1,10 @@
-/** The canvas: what is open, pan and zoom, animation, and what is under the pointer. */
+/** The canvas: what is open, pan and zoom, animation, and the events of the pointer. */
 
-import type { Item } from "./content";
-import type { Model } from "./data";
+import type { Model } from "./model";
 import { type Emphasis, paint, readTheme, type Theme } from "./paint";
-import { CanvasPainter, distanceTo, SvgPainter } from "./painters";
-import { type Drawn, type Font, HEADER, type Rect, type Drawing, DrawingBuilder } from "./drawing";
-
-export type Hit =
-  /** An item; of an open box, `header` says whether it is the line with its name. */
-  | { kind: "item"; drawn: Drawn; header: boolean }
-  | { kind: "values"; values: number[] }
-  | null;
+import { CanvasPainter, SvgPainter } from "./painters";
+import { type Drawn, type Font, type Rect, type Drawing, DrawingBuilder, topMiddle } from "./drawing";
+import { type Hit, hit } from "./pointing";
 
 export interface Listener {
   /** A click on an item or an edge, or on nothing. */
@@ -25,9 +19,7 @@ const FIRST_DEPTH = 5;
 const DURATION = 260;
 const LARGEST = 4;
 const SMALLEST = 0.02;
-/** How many pixels of an open box close it at least, however small it is drawn. */
-const LEAST_HEADER = 14;
-export const MOST_BOXES = 5000;
+const MOST_BOXES = 5000;
 
 export class Picture {
   readonly open = new Set<number>([0]);
@@ -223,25 +215,13 @@ export class Picture {
     const readable = Math.min(1, Math.max(0.55, width / this.drawing.width));
     this.view.zoom = whole ? Math.max(zoom, SMALLEST) : Math.max(zoom, Math.min(readable, 1));
     const fits = this.drawing.width * this.view.zoom <= width;
-    const middle = fits ? this.drawing.width / 2 : this.topMiddle();
+    const middle = fits ? this.drawing.width / 2 : topMiddle(this.drawing);
     this.view.x = middle - width / 2 / this.view.zoom;
     this.view.y =
       this.drawing.height * this.view.zoom <= height
         ? this.drawing.height / 2 - height / 2 / this.view.zoom
         : -8;
     this.draw();
-  }
-
-  /** The middle of the uppermost items, where a picture that is too wide for the window begins. */
-  private topMiddle(): number {
-    const { drawn, width } = this.drawing;
-    const inside = drawn.filter((d) => d.around === 0);
-    const top = inside.reduce((least, d) => Math.min(least, d.y), Infinity);
-    const uppermost = inside.filter((d) => d.y <= top);
-    if (!uppermost.length) return width / 2;
-    const left = uppermost.reduce((least, d) => Math.min(least, d.x), Infinity);
-    const right = uppermost.reduce((most, d) => Math.max(most, d.x + d.width), -Infinity);
-    return (left + right) / 2;
   }
 
   /** Move so that an item is in view; zoom in if it is too small to read. */
@@ -357,25 +337,8 @@ export class Picture {
     return painter.svg;
   }
 
-  hit(px: number, py: number): Hit {
-    const x = this.view.x + px / this.view.zoom;
-    const y = this.view.y + py / this.view.zoom;
-    let best: Drawn | null = null;
-    for (const d of this.drawing.drawn) {
-      if (d.around < 0 || x < d.x || y < d.y || x > d.x + d.width || y > d.y + d.height) continue;
-      if (!best || d.depth >= best.depth) best = d;
-    }
-    if (best && !best.open) return { kind: "item", drawn: best, header: false };
-    const reach = 5 / this.view.zoom;
-    for (const line of this.drawing.lines) {
-      const side = line.upwards ? 90 : reach;
-      if (Math.min(line.x1, line.x2) - reach > x || Math.max(line.x1, line.x2) + side < x) continue;
-      if (Math.min(line.y1, line.y2) - reach > y || Math.max(line.y1, line.y2) + reach < y) continue;
-      if (distanceTo(line, x, y) <= reach) return { kind: "values", values: line.values };
-    }
-    if (!best) return null;
-    const header = Math.max(HEADER, LEAST_HEADER / this.view.zoom);
-    return { kind: "item", drawn: best, header: y < best.y + header };
+  private hit(event: PointerEvent): Hit {
+    return hit(this.drawing, this.view, event.offsetX, event.offsetY);
   }
 
   private listen(): void {
@@ -388,7 +351,7 @@ export class Picture {
     });
     canvas.addEventListener("pointermove", (event) => {
       if (!down) {
-        this.hover(this.hit(event.offsetX, event.offsetY), event.clientX, event.clientY);
+        this.hover(this.hit(event), event.clientX, event.clientY);
         return;
       }
       const dx = event.offsetX - down.x;
@@ -398,7 +361,7 @@ export class Picture {
       down = { x: event.offsetX, y: event.offsetY, moved: true };
     });
     canvas.addEventListener("pointerup", (event) => {
-      if (down && !down.moved) this.listener.onClick(this.hit(event.offsetX, event.offsetY));
+      if (down && !down.moved) this.listener.onClick(this.hit(event));
       down = null;
     });
     canvas.addEventListener("pointercancel", () => (down = null));
@@ -426,28 +389,5 @@ export class Picture {
       this.draw();
     }
     this.listener.onHover(hit, x, y);
-  }
-
-  /** The nearest item in a direction, for the arrow keys. */
-  neighbour(key: string | null, dx: number, dy: number): Item | null {
-    const from = key === null ? undefined : this.drawing.byKey.get(key);
-    const candidates = this.drawing.drawn.filter((d) => !d.open);
-    if (from === undefined) return candidates[0]?.item ?? null;
-    const d = this.drawing.drawn[from];
-    const cx = d.x + d.width / 2;
-    const cy = dy ? d.y + (dy > 0 && d.open ? 0 : d.height / 2) : d.y + Math.min(d.height, 30) / 2;
-    let best: Drawn | null = null;
-    let least = Infinity;
-    for (const other of candidates) {
-      if (other === d) continue;
-      const ox = other.x + other.width / 2 - cx;
-      const oy = other.y + (dy ? other.height / 2 : Math.min(other.height, 30) / 2) - cy;
-      const along = ox * dx + oy * dy;
-      const across = Math.abs(ox * dy) + Math.abs(oy * dx);
-      if (along <= 2) continue;
-      const cost = along + 2.5 * across;
-      if (cost < least) [least, best] = [cost, other];
-    }
-    return best?.item ?? null;
   }
 }

@@ -1,6 +1,6 @@
 /** Search over modules, operators, values, initializers and shapes. */
 
-import type { Model } from "./data";
+import type { Model } from "./model";
 
 export type Found =
   | { kind: "module"; module: number; text: string; note: string }

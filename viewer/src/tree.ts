@@ -1,7 +1,7 @@
 /** The module tree with share bars: only the rows in view are in the document. */
 
-import type { Model } from "./data";
 import { el, visible } from "./dom";
+import type { Model } from "./model";
 
 const ROW = 22;
 

@@ -229,7 +229,7 @@ class RayExecutor:
         def connect() -> None:
             try:
                 self._init(address)
-            except Exception as error:
+            except Exception as error:  # raised again by the thread that waits
                 errors.append(error)
 
         thread = threading.Thread(target=connect, daemon=True)

@@ -237,7 +237,7 @@ def _make_result(job: BatchJob, output: _WorkerOutput, exit_code: int | None) ->
 
 
 def _explain_memory(result: JobResult, memory: int) -> JobResult:
-    """Name the limit that a job exceeded; what it said itself becomes a detail."""
+    """Name the limit that a job exceeded; its own message becomes a detail."""
     return msgspec.structs.replace(
         result,
         message=f"it needs more memory than its limit of {_format_memory(memory)}",

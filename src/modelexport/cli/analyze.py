@@ -95,7 +95,7 @@ def _view(result: Analysis, detailed: bool) -> Iterator[RenderableType]:
 def _file_lines(result: Analysis) -> Iterator[RenderableType]:
     """Show what the file is: its origin, its inputs and its outputs."""
     file = result.file
-    yield line(f"{file.file}: {file.class_ or 'no tags; what follows is all that the file tells'}")
+    yield line(f"{file.file}: {file.class_ or 'no tags; only the graph itself is shown'}")
     origin = f"strategy {file.strategy}, exporter {file.exporter}, " if file.strategy else ""
     yield line(f"{origin}opset {join_counts(file.opset)}, IR {file.ir_version}", 2)
     if file.map_source == "sidecar":

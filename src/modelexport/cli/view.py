@@ -82,7 +82,7 @@ def _write_model_explorer(onnx: Path, out: Path | None, overlays: tuple[Path, ..
 
 
 def _sort(files: tuple[Path, ...]) -> tuple[Path | None, Path | None]:
-    """Tell the second model from the page by their suffixes."""
+    """Separate the second model from the page, by their suffixes."""
     models = [path for path in files if path.suffix == ".onnx"]
     pages = [path for path in files if path.suffix != ".onnx"]
     if len(models) > 1 or len(pages) > 1:

@@ -191,7 +191,7 @@ def _check_present(path: Path, value: ExternalValues) -> None:
     except FormatError:  # it is too short, or its digest differs
         pass
     raise FileError(
-        f"{path} is there already, with other values",
+        f"{path} already exists, with other values",
         hint="import into another folder, or remove the file",
     )
 

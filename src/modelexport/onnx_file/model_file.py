@@ -136,7 +136,7 @@ def check_regular_file(path: Path) -> None:
     except (OSError, ValueError):
         return  # opening it reports what is wrong
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
-        raise FileError(f"{path} is no ordinary file", hint="name a file on disk")
+        raise FileError(f"{path} is not a regular file", hint="name a file on disk")
 
 
 def external_location(tensor: TensorProto) -> str | None:

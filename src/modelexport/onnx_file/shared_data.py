@@ -89,9 +89,13 @@ class SharedData:
                 offset, declared = declared_span(tensor, location)
                 source = files[location]
                 length = source.stat().st_size - offset if declared is None else declared
-                place = self._place(_Span(source, offset, length), shared)
+                shared_offset = self._share(_Span(source, offset, length), shared)
                 del tensor.external_data[:]
-                entries = {"location": self._name, "offset": str(place), "length": str(length)}
+                entries = {
+                    "location": self._name,
+                    "offset": str(shared_offset),
+                    "length": str(length),
+                }
                 for key, value in entries.items():
                     tensor.external_data.add(key=key, value=value)
         for path in files.values():
@@ -99,7 +103,7 @@ class SharedData:
                 path.unlink()
         return bytes(proto.SerializeToString())
 
-    def _place(self, span: _Span, shared: BinaryIO) -> int:
+    def _share(self, span: _Span, shared: BinaryIO) -> int:
         """Return the offset of a tensor in the shared file, to which it is added if need be."""
         key = (span.length, span.digest())
         if key not in self._offsets:

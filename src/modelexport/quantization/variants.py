@@ -49,7 +49,7 @@ def parse_target(to: str) -> Target:
     except ValueError as error:
         known = [str(target) for target in Target]
         raise ArgumentError(
-            f"{to!r} is nothing to quantize to", hint=suggest_name(str(to), known)
+            f"{to!r} is not a quantization target", hint=suggest_name(str(to), known)
         ) from error
 
 

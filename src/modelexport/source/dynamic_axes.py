@@ -143,7 +143,7 @@ def _complete_groups(model: nn.Module, inputs: ModelInputs, axes: Axes) -> Group
     for name, labels in axes.items():
         if name not in tensors:
             raise SourceError(
-                f"{option} names {name!r}, which is no input",
+                f"{option} names {name!r}, which is not an input",
                 hint=f"there is {', '.join(tensors)}",
             )
         for axis in labels:

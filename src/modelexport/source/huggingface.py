@@ -80,13 +80,13 @@ def load_model(hub: Hub, head: Head) -> tuple[nn.Module, tuple[str, ...]]:
         )
     try:
         config = transformers.AutoConfig.from_pretrained(hub.name, **hub.options)
-    except Exception as error:
+    except Exception as error:  # transformers and the hub raise many unrelated types
         raise _load_error(hub, error) from error
     failures: list[SourceError] = []
     for chosen in _candidate_classes(transformers, config, head):
         try:
             model, missing = _load(chosen, config, hub, head)
-        except Exception as error:
+        except Exception as error:  # as above; the next class may load
             failures.append(_load_error(hub, error, f" as {chosen.__name__}"))
             failures[-1].__cause__ = error
             continue

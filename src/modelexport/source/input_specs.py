@@ -83,7 +83,8 @@ def _read_arrays(path: Path) -> dict[str, InputSpec | torch.Tensor]:
         raise
     except Exception as error:  # numpy, zipfile and its decompressors raise many unrelated types
         raise SourceError(
-            f"{path} is no .npz of numbers: {first_line(error)}", hint="save it with numpy.savez"
+            f"{path} is not an .npz file of numbers: {first_line(error)}",
+            hint="save it with numpy.savez",
         ) from error
 
 

@@ -72,7 +72,7 @@ def load_source(
     ):
         if value:
             raise SourceError(
-                f"{spell_option(option)} is for Hugging Face models, and {spec} is none",
+                f"{spell_option(option)} is for Hugging Face models, and {spec} is not one",
                 hint="leave it out, or name a folder or a model of the hub",
             )
     if factory is not None:

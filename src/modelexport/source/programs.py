@@ -39,7 +39,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
         with zipfile.ZipFile(path) as archive:
             is_compiled = any("/aotinductor/" in name for name in archive.namelist())
     except (zipfile.BadZipFile, OSError) as error:
-        raise SourceError(f"{path} is no .pt2 archive: {error}", hint=SAVE_PROGRAM) from error
+        raise SourceError(f"{path} is not a .pt2 archive: {error}", hint=SAVE_PROGRAM) from error
     if is_compiled:
         raise SourceError(
             f"{path} holds compiled code, which is not loaded",
@@ -50,7 +50,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
             program = torch.export.load(path)
     except SourceError:
         raise
-    except Exception as error:
+    except Exception as error:  # readers of archives, JSON and tensors raise unrelated types
         raise SourceError(
             f"torch {torch.__version__} cannot load {path}: {first_line(error)[:_MAX_REASON]}",
             hint="it may be of another version of torch, or damaged; "

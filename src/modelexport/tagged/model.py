@@ -56,7 +56,7 @@ def map_in_effect(
 
     These are the tags of its nodes; for a file without any, those of its sidecar if that describes
     this very graph. A tagged file without readable metadata takes the module records of a sidecar
-    that knows its nodes.
+    that describes its nodes.
 
     Args:
         path: The file; an empty path for a model that is in memory only.
@@ -86,7 +86,7 @@ def mismatch_reason(sidecar: Sidecar, graph: Graph, exact: bool = False) -> str 
     Args:
         sidecar: The sidecar.
         graph: The nodes of the file.
-        exact: Whether it has to be of this very graph, not only know most of the nodes by name.
+        exact: Whether it has to be of this very graph, not only name most of the nodes.
     """
     if sidecar.format != FORMAT:
         return f"its format is {sidecar.format!r}"
@@ -94,7 +94,9 @@ def mismatch_reason(sidecar: Sidecar, graph: Graph, exact: bool = False) -> str 
         same = topology_digest(graph, node_digests(graph)) == sidecar.statistics.topology
         return None if same else "it is of another graph"
     known, total = sum(node.key in sidecar.nodes for node in graph.nodes), len(graph.nodes)
-    return None if 2 * known >= total else f"it knows {known} of the file's {plural(total, 'node')}"
+    if 2 * known >= total:
+        return None
+    return f"it describes {known} of the file's {plural(total, 'node')}"
 
 
 class TaggedModel:

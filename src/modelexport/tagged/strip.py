@@ -61,7 +61,7 @@ def _has_namespaces(data: wire.Buffer) -> bool:
     text = model_metadata(data, METADATA_KEY)
     try:
         return text is not None and msgspec.json.decode(text, type=_MapMark).export.namespaces
-    except UNREADABLE:  # nobody knows whose they are
+    except UNREADABLE:  # then they are kept: they may be another tool's
         return False
 
 

@@ -167,7 +167,8 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise FileError(f"cannot read {path}: {error.strerror or first_line(error)}") from error
     except (ValueError, zipfile.BadZipFile, EOFError, AttributeError, KeyError) as error:
         raise FormatError(
-            f"{path} is no .npz of numbers: {first_line(error)}", hint="save it with numpy.savez"
+            f"{path} is not an .npz file of numbers: {first_line(error)}",
+            hint="save it with numpy.savez",
         ) from error
 
 

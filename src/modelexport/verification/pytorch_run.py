@@ -124,7 +124,7 @@ def run_pytorch(
             args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach().clone(), given)
             with torch.no_grad():
                 output = model(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # whatever the model's code raises
             raise model_run_error(error) from error
         finally:
             for handle in handles:

@@ -174,7 +174,7 @@ class Session:
                 for info in self.inputs
             }
             results = self._session.run(names, feeds, options)
-        except Exception as error:
+        except Exception as error:  # as above, and what casting a value raises
             raise _as_format_error("ONNX Runtime cannot run the model", error) from error
         finally:
             timer.cancel()
@@ -217,7 +217,7 @@ def supports_layer_annotations() -> bool:
     options.add_session_config_entry(ASSIGNMENT, "malformed")
     try:
         runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
-    except Exception:
+    except Exception:  # a version that has the option rejects the malformed value
         return True
     return False
 

@@ -73,7 +73,7 @@ def read_overlays(source: StrPath | msgspec.Struct) -> list[Overlay]:
             if overlays:
                 return overlays
             raise FormatError(f"{name} has no numbers by module", hint=_HINT)
-    raise FormatError(f"{name} is not the result of a command that is known", hint=_HINT)
+    raise FormatError(f"{name} is not the result of a known command", hint=_HINT)
 
 
 def _read_result(path: Path) -> dict[str, Any]:

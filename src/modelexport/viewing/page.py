@@ -129,7 +129,7 @@ def check_page(
     """Return the path of the page, which must not be one of the files that are read.
 
     Raises:
-        ArgumentError: It is one of them, or no place to write to.
+        ArgumentError: It is one of them, or cannot be written.
     """
     target = check_output_path(output_path or page_path(source), ".html")
     results = [each for each in (*overlays, other) if isinstance(each, str | PathLike)]
