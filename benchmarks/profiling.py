@@ -37,7 +37,7 @@ def run_profile(path: Path, feeds: dict[str, Array]) -> float:
 
 
 def measure(path: Path, feeds: dict[str, Array]) -> tuple[float, float, float, float]:
-    """Return the seconds of a plain and of a profiled run, and those of all plain runs and `profile`."""
+    """Return the seconds of a plain and of a profiled run, of all plain runs, and of `profile`."""
     seconds = []
     for work in (run_plain, run_profile):
         start = time.perf_counter()

@@ -58,7 +58,7 @@ def test_demo_shows_the_tree_and_what_to_try(demo: Path) -> None:
 def test_what_the_demo_suggests_works(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     text = (demo / "stdout.txt").read_text().split("Try next:")[1]
-    commands = [line.strip() for line in text.splitlines() if line.strip()]
+    commands = [line.strip() for line in text.splitlines() if line.startswith("  modelexport ")]
     assert len(commands) == 15
     for command in commands:
         result = subprocess.run(command, shell=True, capture_output=True, text=True)

@@ -67,7 +67,7 @@ def test_lines_fit_the_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (("m.onnx", "out.txt"), "the output 'out.txt' does not end in .onnx"),
         (("m.onnx", "none/out.onnx"), "the folder none does not exist"),
         (("none.onnx", "out.onnx"), "cannot read none.onnx"),
-        (("plain.onnx", "out.onnx"), "plain.onnx has no tags, so its modules are unknown"),
+        (("plain.onnx", "out.onnx"), "plain.onnx has no tags (pass a file"),
         (("m.onnx", "out.onnx", "--inline"), "m.onnx was not written by modelexport functions"),
         (("text.onnx", "out.onnx"), "text.onnx is not an ONNX model"),
     ],

@@ -66,7 +66,7 @@ def test_a_summary_of_what_was_quantized(folder: Path) -> None:
     lines = result.stdout.splitlines()
     nodes = len(modelexport.load("q.onnx").tags)
     assert lines[0] == f"q.onnx: {nodes} nodes, all with a module"
-    assert any("kept in float" in line for line in lines)
+    assert "kept in float" in " ".join(result.stdout.split())
     assert any("relative error" in line for line in lines)
     assert max(map(len, lines)) <= 80
     assert sorted(path.name for path in folder.iterdir()) == [

@@ -40,7 +40,7 @@ input_shape = [2, 64]
 _NEXT_STEPS = """
 Look at it: open {page} in a browser.
 
-Try next{activation}:
+Try next:{activation}
   modelexport view {folder}/bert-tiny.onnx
   modelexport analyze {folder}/bert-tiny.onnx --output-format detailed
   modelexport validate {folder}/bert-tiny.onnx --check-consistency
@@ -127,11 +127,11 @@ def demo_command(folder: Path, strategy: str) -> None:
 
 
 def _activation() -> str:
-    """Name the script that puts the command on the PATH, if it is in a venv that is not active."""
+    """Return the line that activates the virtual environment, if it is not active."""
     script = Path(sys.prefix) / "bin" / "activate"
     if shutil.which("modelexport") is not None or not script.exists():
         return ""
-    return f", after `. {os.path.relpath(script)}`"
+    return f"\n  . {os.path.relpath(script)}"
 
 
 def _make_folder(folder: Path) -> None:
