@@ -235,7 +235,7 @@ def test_a_narrow_table_truncates_names_only() -> None:
     )
     Console(file=text, width=40).print(table)
     (row,) = text.getvalue().splitlines()[1:]
-    assert row == "xxxxx…xxxxxxxxxxxx   1e-04  caused inside"
+    assert row == "xxxxx…xxxxxxxxxxx   1e-04  caused inside"
     assert cut_in_the_middle("│   ├── EncoderBlock.1  x2", 20) == "│   ├── Enc…ck.1  x2"
 
 

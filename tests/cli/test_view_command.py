@@ -71,7 +71,7 @@ def test_for_model_explorer(tmp_path: Path) -> None:
         (["model.onnx", "nowhere/out.html"], "nowhere"),
         (["model.onnx", "a.onnx", "b.onnx"], "one or two .onnx files"),
         (["model.onnx", "a.html", "b.html"], "one or two .onnx files"),
-        (["model.onnx", "--overlay", "model_hierarchy.json"], "not the result of a command"),
+        (["model.onnx", "--overlay", "model_hierarchy.json"], "not the result of a known command"),
         (["model_hierarchy.json"], "not an ONNX"),
     ],
 )

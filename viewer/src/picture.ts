@@ -19,6 +19,9 @@ const FIRST_DEPTH = 5;
 const DURATION = 260;
 const LARGEST = 4;
 const SMALLEST = 0.02;
+/** The zoom at which the first picture shows a part, if the whole width would need a smaller one. */
+const READABLE = 0.55;
+const SMALLEST_TO_FIT = 0.45;
 const MOST_BOXES = 5000;
 
 export class Picture {
@@ -212,11 +215,12 @@ export class Picture {
   fit(whole = false): void {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     const zoom = Math.min(width / this.drawing.width, height / this.drawing.height, 1.25);
-    const readable = Math.min(1, Math.max(0.55, width / this.drawing.width));
-    this.view.zoom = whole ? Math.max(zoom, SMALLEST) : Math.max(zoom, Math.min(readable, 1));
-    const fits = this.drawing.width * this.view.zoom <= width;
-    const middle = fits ? this.drawing.width / 2 : topMiddle(this.drawing);
-    this.view.x = middle - width / 2 / this.view.zoom;
+    const fitting = width / this.drawing.width;
+    const readable = fitting < SMALLEST_TO_FIT ? READABLE : Math.min(fitting, 1);
+    this.view.zoom = whole ? Math.max(zoom, SMALLEST) : Math.max(zoom, readable);
+    const beyond = this.drawing.width - width / this.view.zoom;
+    const left = topMiddle(this.drawing) - width / 2 / this.view.zoom;
+    this.view.x = beyond <= 0 ? beyond / 2 : Math.min(Math.max(left, 0), beyond);
     this.view.y =
       this.drawing.height * this.view.zoom <= height
         ? this.drawing.height / 2 - height / 2 / this.view.zoom

@@ -156,7 +156,7 @@ def show(parts: Iterable[RenderableType], output_file: Path | None = None) -> No
         emoji=False,
     )
     for part in parts:
-        console.print(part)
+        console.print(part, crop=False)  # a word longer than a line is kept
     if not on_screen:
         plain = re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE)
         emit(plain.encode("utf-8", "backslashreplace"), output_file)
