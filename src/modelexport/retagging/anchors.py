@@ -209,10 +209,15 @@ class _Finder:
         anchor = self.anchors.get(index)
         by_origin = {graph.producer[name]: name for name in reversed(equal)}
         moves = self.changed.moves_data(index)
+        # On these inputs a node may move data that computes on others, as a Clip does: then a name
+        # and an operator that agree decide.
         if (
             anchor is not None
             and anchor.origin in by_origin
-            and self.original.moves_data(anchor.origin) == moves
+            and (
+                self.original.moves_data(anchor.origin) == moves
+                or _same_operator(graph.nodes[anchor.origin], node)
+            )
         ):
             self.values[node.key] = by_origin[anchor.origin]
             return
