@@ -234,6 +234,8 @@ def _headline(result: Profile) -> Iterator[RenderableType]:
         f"{result.provider}{threads}",
         2,
     )
+    if result.plain_ms is not None:
+        yield line(f"{_ms(result.plain_ms)} ms a run without the profiler", 2)
     overhead = _percent(result.overhead_ms, result.total_ms) or "0%"
     yield line(
         f"kernels {_ms(result.kernel_ms)} ms, runtime overhead {_ms(result.overhead_ms)} ms "

@@ -49,6 +49,8 @@ class KernelTimes(msgspec.Struct, frozen=True):
     """Whether the optimized graph was saved, mapped and run; else it was profiled directly."""
     speed_ratio: float | None
     """The time of the saved graph relative to that of the session that optimizes the file."""
+    plain_ms: float | None = None
+    """The median time of a run of that session without the profiler."""
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -96,12 +98,15 @@ def measure_kernels(
         named = _name_nodes(tagged)
         as_saved = msgspec.structs.replace(settings, optimization="off")
         step(f"run it {measurement.runs + measurement.warmup} times")
-        ratio = _compare_speed(optimized, Session(named, settings=as_saved), measurement)
+        # One session at a time: the idle threads of another one would slow it down.
+        plain_ms = _run_plain(optimized, measurement)
         del optimized
+        saved_ms = _run_plain(Session(named, settings=as_saved), measurement)
         times = _profile(named, as_saved, measurement)
         after = load(tagged)
         nodes = list(_join_by_index(after.graph, after.tags, times))
-    return KernelTimes(nodes, times.run_ms, _joined_share(nodes), True, ratio)
+    share = _joined_share(nodes)
+    return KernelTimes(nodes, times.run_ms, share, True, saved_ms / plain_ms, plain_ms)
 
 
 def measure_directly(
@@ -131,16 +136,14 @@ def _name_nodes(path: Path) -> Path:
     return named
 
 
-def _compare_speed(optimized: Session, saved: Session, measurement: Measurement) -> float:
-    """Time both sessions in turn; return the time of the second relative to the first."""
-    times: dict[Session, list[float]] = {optimized: [], saved: []}
-    for turn in range(measurement.warmup + measurement.runs):
-        for session, seconds in times.items():
-            start = time.perf_counter()
-            session.run(measurement.feeds)
-            if turn >= measurement.warmup:
-                seconds.append(time.perf_counter() - start)
-    return statistics.median(times[saved]) / statistics.median(times[optimized])
+def _run_plain(session: Session, measurement: Measurement) -> float:
+    """Run a session without the profiler; return the median milliseconds of a run."""
+    times = []
+    for _ in range(measurement.warmup + measurement.runs):
+        start = time.perf_counter()
+        session.run(measurement.feeds)
+        times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times[measurement.warmup :])
 
 
 class _Kernel(msgspec.Struct):

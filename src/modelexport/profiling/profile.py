@@ -100,6 +100,8 @@ class Profile(msgspec.Struct, frozen=True):
     """Whether the optimized graph was saved and mapped; else kernels were joined by name."""
     speed_ratio: float | None
     """The time of the measured graph relative to that of the session that optimizes the file."""
+    plain_ms: float | None
+    """The time of a run of that session without the profiler, which slows down small nodes."""
     modules: tuple[ModuleTime, ...]
     """In the order of the module tree."""
 
@@ -177,6 +179,7 @@ def _make_profile(
         joined=times.joined,
         saved=times.saved,
         speed_ratio=times.speed_ratio,
+        plain_ms=times.plain_ms,
         modules=modules,
     )
 
