@@ -33,7 +33,7 @@ from modelexport.exporters import (
     Exporter,
     find_exporter,
 )
-from modelexport.graph.flat import flatten, pause_collector
+from modelexport.graph.flat import defer_full_collections, flatten, pause_collector
 from modelexport.graphml.write import export_graphml
 from modelexport.modules.tags import assign_tags, make_policy
 from modelexport.modules.tree import ModuleTree
@@ -67,6 +67,7 @@ class StagedExport(msgspec.Struct, frozen=True):
     """The exporter's own graph, if it was asked for."""
 
 
+@defer_full_collections()
 def stage_export(
     request: ExportRequest,
     stage: Transaction,
