@@ -96,7 +96,7 @@ def main() -> None:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--seconds", type=float, default=120, help="time limit of one export and its value test"
+        "--seconds", type=float, default=300, help="time limit of one export and its value test"
     )
     parser.add_argument("--results", type=Path, default=_ROOT / "build" / "sweep.jsonl")
     parser.add_argument("--page", type=Path, default=_ROOT / "docs" / "compatibility.md")
