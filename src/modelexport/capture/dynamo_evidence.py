@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -227,12 +227,7 @@ def read_trace(
     # Of the values that became one, the first was computed and the others were copies of it.
     fx_names = {renamed.get(name, name): fx for name, fx in reversed(translation.fx_names.items())}
     final = [describe_node(node) for node in graph]
-    before = [old.rename(renamed) for old in translation.operations]
-    present = {value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name}
-    inner = {name for node in graph for name in list(translation.fx_nodes_of(node))[1:]}
-    fused = {value for value, fx_name in fx_names.items() if fx_name in inner}
-    changed = translation.changed_initializers(graph)
-    matcher = ValueMatcher(before, final, present, changed, fused)
+    matcher = _match_values(translation, graph, final, renamed, fx_names)
     scopes: dict[str, Site] = {}
     covers: dict[str, tuple[str, ...]] = {}
     for node, operation in zip(graph, final, strict=True):
@@ -251,6 +246,21 @@ def read_trace(
         for number, names in enumerate(names_of)
     }
     return Trace(log, scopes, covers, results)
+
+
+def _match_values(
+    translation: Translation,
+    graph: Any,
+    final: Sequence[Operation],
+    renamed: Mapping[str, str],
+    fx_names: Mapping[str, str],
+) -> ValueMatcher:
+    """Match the values of the graph as first translated with those of the file."""
+    before = [old.rename(renamed) for old in translation.operations]
+    present = {value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name}
+    inner = {name for node in graph for name in list(translation.fx_nodes_of(node))[1:]}
+    fused = {value for value, fx_name in fx_names.items() if fx_name in inner}
+    return ValueMatcher(before, final, present, translation.changed_initializers(graph), fused)
 
 
 def _sites(node: Any, origin: str | None, log: CallLog, tree: ModuleTree) -> tuple[Site, ...]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # rich and the file readers are imported where they are used:
 _WIDTH_WHEN_PIPED = 80
 _LEAST_NAME = 12
 """The columns that a name has at least, however narrow the terminal is."""
-_TREE_LINES = re.compile("[│├└─ ]*")
+_TREE_LINES = "│├└─ "
 _MOST_LINES = 60
 """The most lines of a tree on a screen."""
 _STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
@@ -254,7 +254,7 @@ class _PlainTable:
         ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.cells import cell_len
+        from rich.cells import cell_len, set_cell_size
         from rich.text import Text
 
         cells = [column for column, _ in self._columns]
@@ -268,28 +268,25 @@ class _PlainTable:
             widths[shrinking] = max(map(cell_len, cells[shrinking]))
         for number, row in enumerate(zip(*cells, strict=True)):
             padded = [
-                " " * (width - cell_len(cell)) + cell
-                if is_number
-                else cell + " " * (width - cell_len(cell))
+                cell.rjust(width) if is_number else set_cell_size(cell, width)
                 for cell, width, is_number in zip(row, widths, numbers, strict=True)
             ]
-            style = "bold" if number == 0 else ""
+            style = "" if number else "bold"
             yield Text("  ".join(padded).rstrip(), style, no_wrap=True, overflow="ellipsis")
 
 
 def cut_in_the_middle(text: str, width: int) -> str:
-    """Cut a name to a width: its end tells siblings apart. The lines of a tree are kept."""
+    """Shorten a name in its middle, after the lines of a tree: its end tells siblings apart."""
     from rich.cells import cell_len, set_cell_size
 
     if cell_len(text) <= width:
         return text
-    lines = _TREE_LINES.match(text)
-    assert lines is not None  # it matches the empty text
-    name = text[lines.end() :]
-    room = max(width - lines.end() - 1, 2)
+    name = text.lstrip(_TREE_LINES)
+    lines = text.removesuffix(name)
+    room = max(width - len(lines) - 1, 2)
     head = set_cell_size(name, room // 3)
     tail = set_cell_size(name[::-1], room - room // 3)[::-1]
-    return f"{lines[0]}{head}…{tail}"
+    return f"{lines}{head}…{tail}"
 
 
 def line(text: str, indent: int = 0) -> RenderableType:

@@ -84,7 +84,7 @@ class GenerationPart(msgspec.Struct, frozen=True):
 
     @property
     def unknown_inputs(self) -> list[str]:
-        """The inputs of which `generate` does not know what to pass."""
+        """The inputs that `generate` has no value for."""
         return [name for name, one in self.inputs.items() if one.role is InputRole.OTHER]
 
 
