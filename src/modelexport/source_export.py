@@ -102,6 +102,7 @@ def run_export(
     from modelexport.pipeline import export_with
     from modelexport.source import dynamic_axes
     from modelexport.source.example_inputs import InputRequest
+    from modelexport.source.load import open_source
 
     def export(dynamic_shapes: Any = None) -> ExportReport:
         call = CallOptions(
@@ -117,7 +118,7 @@ def run_export(
     specs = None if options.input_specs is None else Path(options.input_specs)
     request = InputRequest(specs, options.input_text, options.input_shapes)
     recorded = recorded_options(options)
-    source = dynamic_axes.open_source(spec, recorded, options.trust_remote_code, _SEED)
+    source = open_source(spec, recorded, options.trust_remote_code, _SEED, step)
     with dynamic_axes.as_input_error(request != InputRequest() or source.inputs is not None):
         step("make example inputs")
         prepared = dynamic_axes.prepare_inputs(
@@ -149,11 +150,12 @@ def _run_generation(
     from modelexport.source import dynamic_axes
     from modelexport.source.example_inputs import InputRequest
     from modelexport.source.generation_inputs import find_tokenizer, make_generation_inputs
+    from modelexport.source.load import open_source
 
     specs = None if options.input_specs is None else Path(options.input_specs)
     request = InputRequest(specs, options.input_text, options.input_shapes)
     recorded = recorded_options(options)
-    source = dynamic_axes.open_source(spec, recorded, options.trust_remote_code, _SEED)
+    source = open_source(spec, recorded, options.trust_remote_code, _SEED, step)
     with dynamic_axes.as_input_error(request != InputRequest() or source.inputs is not None):
         step("make example inputs")
         inputs, origin = make_generation_inputs(source, request, _SEED)

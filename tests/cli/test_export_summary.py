@@ -19,6 +19,42 @@ ABSORBED = "    absorbed: no nodes of its own (folded, fused or identity)"
 HIDDEN = "    hidden torch.nn classes: {}; export with --torch-nn all to show them"
 FIXED_AXES = "    shapes are fixed; --dynamic makes axes such as the batch symbolic"
 FIXED_TEXT = "    shapes are fixed; --dynamic makes batch and sequence symbolic"
+DEEP = """
+import torch
+from torch import nn
+
+class Scale(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+class Layer(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        for number in range(size):
+            setattr(self, f"scale{number}", Scale(number + 2))
+
+    def forward(self, x):
+        for scale in self.children():
+            x = scale(x)
+        return x
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(2 + number % 7) for number in range(15))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+def deep():
+    return Deep().eval(), (torch.ones(2, 4),)
+"""
 MODELS = """
 import torch
 from torch import nn
@@ -158,3 +194,15 @@ def test_a_program_has_its_shapes_in_it(folder: Path) -> None:
     torch.export.save(program, folder / "p.pt2")
     lines = _run("export", "p.pt2", "m.onnx")
     assert not any("--dynamic" in line for line in lines)
+
+
+def test_a_tree_that_fills_more_than_a_screen_is_cut_and_says_where_the_rest_is(
+    folder: Path,
+) -> None:
+    (folder / "deep.py").write_text(DEEP)
+    command = "`modelexport analyze --output-format json`"
+    last = _run("export", "deep.py:deep", "m.onnx")[-1]
+    assert last == f"… and 72 deeper lines; {command} has them all"
+    assert len(last) <= 80
+    lines = _run("analyze", "m.onnx")
+    assert "… and 72 deeper lines; --output-format json has them all" in lines

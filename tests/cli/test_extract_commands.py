@@ -160,6 +160,23 @@ def test_verify_lists_modules_that_are_not_compared(folder: Path) -> None:
     assert answer["not_compared"] == {"1": "the exporter folded its operations or left them out"}
 
 
+def test_verify_lists_the_most_frequent_reasons_first_and_at_most_eight(folder: Path) -> None:
+    Path("norms.py").write_text(
+        "from torch import nn, ones\n\ndef make():\n"
+        "    pairs = [nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)) for _ in range(10)]\n"
+        "    return nn.Sequential(*pairs, nn.Dropout(), nn.Dropout()).eval(), (ones(1, 2, 4),)\n"
+    )
+    assert run("export", "norms.py:make", "norms.onnx").exit_code == 0
+    result = run("verify", "norms.py:make", "norms.onnx")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    listed = lines[lines.index("not compared: 12 modules") + 1 :]
+    assert len(listed) == 9
+    assert listed[0] == "  the exporter folded its operations or left them out: 10, 11"
+    assert listed[1] == "  its operations are merged into a node of 0.1: 0.0"
+    assert listed[8] == "  … and 3 modules more, each with its reason in --output-format json"
+
+
 @pytest.mark.regression
 def test_verify_on_random_inputs(folder: Path) -> None:
     result = run("verify", "nets.py:make", "net.onnx", "--random-inputs", "2", "--seed", "3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import pickle
 import sys
 import zipfile
@@ -299,3 +300,26 @@ def test_what_is_wrong_in_one_line(
 def test_options_that_only_hugging_face_models_have(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="task is for Hugging Face models"):
         load_source("json:loads", task="fill-mask")
+
+
+def test_a_misspelt_folder_is_looked_up_on_the_hub_and_the_near_one_is_named(
+    encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(encoder.parent)
+    steps = list[str]()
+    misspelt = encoder.name[:-1]
+
+    def unreachable(*args: object, **options: object) -> None:
+        raise ConnectionError("there is no network")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    with pytest.raises(SourceError, match="there is no network") as failure:
+        load_source(misspelt, on_step=steps.append)
+    assert steps == [f"there is no folder {misspelt}: look for it on the Hugging Face hub"]
+    assert failure.value.hint is not None
+    assert failure.value.hint.startswith(f"did you mean the folder {encoder.name}? check the netw")
+    with pytest.raises(SourceError) as failure:
+        load_source("another/name")
+    assert failure.value.hint is not None
+    assert failure.value.hint.startswith("check the network")
+    assert logging.getLogger("huggingface_hub").level == logging.ERROR

@@ -11,7 +11,6 @@ import msgspec
 
 from modelexport.analysis.analyze import Analysis, FileFacts, ModuleFacts, Totals, analyze
 from modelexport.cli.console import (
-    bar,
     check_output,
     describe_tensor,
     emit_csv,
@@ -21,14 +20,13 @@ from modelexport.cli.console import (
     join_counts,
     join_names,
     line,
-    module_counts,
-    module_tree,
     output_file_option,
     output_format_option,
     plain_table,
     progress,
     show,
 )
+from modelexport.cli.tree import bar, module_counts, module_tree
 from modelexport.errors import plural
 from modelexport.tagged.records import sidecar_path
 

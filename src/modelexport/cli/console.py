@@ -1,4 +1,4 @@
-"""Print text, trees, JSON and CSV, and show progress: what all commands share."""
+"""Print text, tables, JSON and CSV, and show progress: what all commands share."""
 
 from __future__ import annotations
 
@@ -15,30 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelexport.errors import ArgumentError, ModelExportError, plural, with_hint
+from modelexport.errors import ArgumentError, ModelExportError, with_hint
 
 if TYPE_CHECKING:  # rich and the file readers are imported where they are used: --help needs none
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.status import Status
 
-    from modelexport.analysis.outline import TreeModule
     from modelexport.tagged.records import TensorInfo
 
 _WIDTH_WHEN_PIPED = 80
 _LEAST_NAME = 12
 """The columns that a name has at least, however narrow the terminal is."""
 _TREE_LINES = "│├└─ "
-_MOST_LINES = 60
-"""The most lines of a tree on a screen."""
-_STATUS_TEXT = {"nodes": "with nodes", "absorbed": "absorbed", "unused": "unused"}
-ABSORBED_TEXT = "no nodes of its own (folded, fused or identity)"
-"""What the status `absorbed` means."""
-_NUMBERS = {
-    *("nodes", "parameters", "stored", "ms", "own", "fused", "calls"),
-    *("params", "flop", "gflops", "before ms", "after ms", "ratio"),
-}
-"""The columns of numbers, which are aligned to the right."""
-_BAR = 6
+COMPLETE = "--output-format json"
+"""The option that gives what a screen leaves out."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _BEYOND_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -346,55 +336,3 @@ def describe_tensor(tensor: TensorInfo) -> str:
     """Describe a tensor by its name, type and shape, as in `x float[2,?]`."""
     shape = ",".join("?" if dim is None else str(dim) for dim in tensor.shape)
     return f"{tensor.name} {tensor.dtype}[{shape}]"
-
-
-def module_counts(
-    modules: Mapping[str, TreeModule], counts: Mapping[str, int]
-) -> Iterator[RenderableType]:
-    """Describe how many modules there are, and what a newcomer has to know to read their tree.
-
-    Args:
-        modules: The modules by path.
-        counts: How many of them have each status.
-    """
-    from modelexport.modules.tags import count_hidden_by_default
-
-    status = ", ".join(f"{counts.get(key, 0):,} {text}" for key, text in _STATUS_TEXT.items())
-    yield line(f"{plural(len(modules), 'module')}: {status}", 2)
-    if counts.get("absorbed"):
-        yield line(f"absorbed: {ABSORBED_TEXT}", 4)
-    hidden = count_hidden_by_default(
-        {path: (module.class_, module.tag is not None) for path, module in modules.items()}
-    )
-    if 2 * hidden > len(modules) - 1:  # most of those below the root, which is always shown
-        yield line(
-            f"hidden torch.nn classes: {hidden:,}; export with --torch-nn all to show them", 4
-        )
-
-
-def bar(share: float) -> str:
-    """Draw a share, from 0 to 1, as a bar with its percentage."""
-    full = round(_BAR * share)
-    return "█" * full + "░" * (_BAR - full) + f" {share:4.0%}"
-
-
-def module_tree(
-    modules: Mapping[str, TreeModule], collapse: bool = True, /, **columns: Callable[[str], str]
-) -> Iterator[RenderableType]:
-    """Draw the shown modules as a tree.
-
-    Args:
-        modules: The modules by path.
-        collapse: Whether equal siblings share a line.
-        columns: Titles, each with a function that returns the text for a module path.
-    """
-    from modelexport.analysis.outline import outline, shorten
-
-    whole = outline(modules, collapse)
-    lines = shorten(whole, _MOST_LINES)
-    titles = {"module": False, **{title: title in _NUMBERS for title in columns}}
-    rows = [(row.text, *(cell(row.paths[0]) for cell in columns.values())) for row in lines]
-    yield plain_table(titles, rows)
-    left_out = len(whole) - len(lines)
-    if left_out:
-        yield line(f"… and {plural(left_out, 'line')} more, on deeper levels")

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelexport.cli.console import (
+    COMPLETE,
     describe_tensor,
     escape_control,
     join_names,
     line,
-    module_counts,
-    module_tree,
     note,
     progress,
     show,
 )
 from modelexport.cli.source_options import SwitchCommand, export_options
+from modelexport.cli.tree import module_counts, module_tree
 from modelexport.errors import plural
 from modelexport.options import ExportOptions
 
@@ -185,6 +185,8 @@ def _summary(report: ExportReport, verbose: bool, can_vary: bool) -> Iterator[Re
     yield ""
     yield from module_tree(
         modules,
+        True,
+        f"`modelexport analyze {COMPLETE}`",
         nodes=lambda path: f"{modules[path].nodes:,}",
         status=lambda path: "" if modules[path].status == "nodes" else modules[path].status,
     )

@@ -97,7 +97,7 @@ def generate_command(
         ids = input_ids if text is None else result.prompt
         prompt = make_prompt(record, None, None, ids, arrays)
         answer = check_tokens(
-            check, generation, record, result, prompt, max_new_tokens, trust_remote_code
+            check, generation, record, result, prompt, max_new_tokens, trust_remote_code, step
         )
     if answer.first_difference is None:
         note(f"PyTorch generates the same {plural(len(result.tokens), 'token')}")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from modelexport.cli.console import (
-    bar,
     check_output,
     emit,
     emit_csv,
@@ -19,13 +18,13 @@ from modelexport.cli.console import (
     inputs_option,
     join_names,
     line,
-    module_tree,
     output_file_option,
     output_format_option,
     plain_table,
     progress,
     show,
 )
+from modelexport.cli.tree import bar, module_tree
 from modelexport.errors import plural
 from modelexport.generation.part_inputs import cache_shapes
 from modelexport.profiling.profile import (

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from modelexport.cli.console import (
-    ABSORBED_TEXT,
     inputs_option,
     line,
     plain_table,
     progress,
     show,
 )
+from modelexport.cli.tree import ABSORBED_TEXT
 from modelexport.errors import plural
 from modelexport.modules.record import AUXILIARY, Method
 from modelexport.onnx_file.atomic_write import check_output_path

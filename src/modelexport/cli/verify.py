@@ -11,12 +11,12 @@ import msgspec
 from rich.console import RenderableType
 
 from modelexport.cli.console import (
+    COMPLETE,
     check_output,
     emit_csv,
     emit_json,
     join_names,
     line,
-    module_tree,
     note,
     output_file_option,
     output_format_option,
@@ -24,6 +24,7 @@ from modelexport.cli.console import (
     show,
 )
 from modelexport.cli.source_options import input_options, merge_source_options
+from modelexport.cli.tree import module_tree
 from modelexport.errors import plural
 from modelexport.modules.lookup import ModuleNames
 from modelexport.options import SourceOptions
@@ -176,16 +177,17 @@ def _verify(
     merged = merge_source_options(given, recorded)
     on_step("load torch and the model")
     import_package("torch")
-    from modelexport.source.dynamic_axes import as_input_error, open_source
+    from modelexport.source.dynamic_axes import as_input_error
     from modelexport.source.example_inputs import (
         ExampleInputs,
         InputRequest,
         make_example_inputs,
     )
+    from modelexport.source.load import open_source
     from modelexport.verification.verify import verify
 
     with as_input_error(user_chose_inputs=True):
-        source = open_source(model, merged, trust_remote_code, seed)
+        source = open_source(model, merged, trust_remote_code, seed, on_step)
         on_step("make example inputs")
         specs = None if merged.input_specs is None else Path(merged.input_specs)
         requests = [  # each further text is a run of its own
@@ -259,8 +261,12 @@ def _format(result: Verification, source: str, origin: str) -> Iterator[Renderab
     if by_reason:
         yield ""
         yield line(f"not compared: {plural(len(result.not_compared), 'module')}")
-    for reason, paths in by_reason.items():
+    most_first = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    for reason, paths in most_first[:_MAX_LISTED]:
         yield line(f"{reason}: {join_names(paths, _MAX_LISTED)}", 2)
+    left = sum(len(paths) for _, paths in most_first[_MAX_LISTED:])
+    if left:
+        yield line(f"… and {plural(left, 'module')} more, each with its reason in {COMPLETE}", 2)
 
 
 def format_verification(result: Verification, source: str) -> Iterator[RenderableType]:
@@ -299,7 +305,7 @@ def _format_causes(result: Verification, failed: list[ModuleParity]) -> Iterator
         yield line(f"{_name(causes[path])}{size}{'' if text is None else f', {text}'}", 4)
     left = len(result.causes) - _MAX_LISTED
     if left > 0:
-        yield line(f"… and {left} more; --output-format json has them all", 4)
+        yield line(f"… and {left} more; {COMPLETE} has them all", 4)
 
 
 def _describe(parity: ModuleParity) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ from modelexport.generation.parts import check_can_generate, greedy_generation
 from modelexport.generation.records import TOKENS, GenerationFile
 from modelexport.generation.run import Generation
 from modelexport.options import SourceOptions
-from modelexport.source.dynamic_axes import open_source
+from modelexport.source.load import open_source
 from modelexport.tagged.model import load
 from modelexport.verification.records import Array
 
@@ -39,6 +39,7 @@ def check_tokens(
     prompt: Mapping[str, Array],
     max_new_tokens: int,
     trust_remote_code: bool = False,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> TokenCheck:
     """Generate greedily with PyTorch, and compare the tokens with generated ones.
 
@@ -50,6 +51,7 @@ def check_tokens(
         prompt: The prompt as arrays by name.
         max_new_tokens: The greatest number of tokens to generate.
         trust_remote_code: Run the code that comes with the model.
+        on_step: Called with each step as it begins.
 
     Returns:
         The comparison.
@@ -60,7 +62,7 @@ def check_tokens(
     decode = load(path.parent / record.parts["decode"].onnx).records
     recorded = None if decode is None else decode.export.source_options
     seed = (None if decode is None else decode.export.seed) or 0
-    source = open_source(model, recorded or SourceOptions(), trust_remote_code, seed)
+    source = open_source(model, recorded or SourceOptions(), trust_remote_code, seed, on_step)
     try:
         check_can_generate(source.model)  # type: ignore[arg-type]  # raises for other types
     except ArgumentError as error:

@@ -26,7 +26,6 @@ from modelexport.capture.inputs import (
 from modelexport.capture.module_tree import named_args
 from modelexport.errors import FormatError, ModelRunError, SourceError
 from modelexport.option_values import spell_option
-from modelexport.options import SourceOptions
 from modelexport.report import ExportReport
 from modelexport.source.example_inputs import (
     ExampleInputs,
@@ -36,7 +35,7 @@ from modelexport.source.example_inputs import (
     replace_tensors,
     resize_axis,
 )
-from modelexport.source.load import LoadedModel, load_source
+from modelexport.source.load import LoadedModel
 from modelexport.verification.records import Array, Tolerance, is_comparable, measure_difference
 from modelexport.verification.runtime import OPTIMIZED, Session, import_onnxruntime
 
@@ -56,15 +55,6 @@ class PreparedInputs(NamedTuple):
     inputs: Any
     axes: Axes | None
     origin: str
-
-
-def open_source(
-    spec: str, options: SourceOptions, trust_remote_code: bool, seed: int
-) -> LoadedModel:
-    """Load the model that a command line names, with the options that an export records."""
-    names = ("task", "model_class", "revision", "random_weights")
-    chosen = {name: getattr(options, name) for name in names}
-    return load_source(spec, trust_remote_code=trust_remote_code, seed=seed, **chosen)
 
 
 @contextmanager

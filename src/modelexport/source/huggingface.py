@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import logging
 import os
 import pickle
 import socket
@@ -64,6 +66,7 @@ def import_transformers() -> Any:
     logs: Any = transformers.utils.logging
     logs.set_verbosity_error()
     logs.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line for each retry
     return transformers
 
 
@@ -181,11 +184,24 @@ def _load_error(hub: Hub, error: BaseException, as_class: str = "") -> SourceErr
         hint = f"{option} runs the code that comes with the model; read it first"
     elif hub.is_folder:
         hint = "the folder has to hold a config.json and weights, as save_pretrained writes them"
-    elif _is_offline(error):
-        hint = "check the network, or name a local folder; there is none of that name"
     else:
-        hint = "there is no local folder of that name, and the hub has no model of that name"
+        near = _near_folder(Path(hub.name))
+        hint = "" if near is None else f"did you mean the folder {near}? "
+        if _is_offline(error):
+            hint += "check the network, or name a local folder; there is none of that name"
+        else:
+            hint += "there is no local folder of that name, and the hub has no model of that name"
     return SourceError(f"cannot load {hub.name!r}{as_class}: {reason}", hint=hint)
+
+
+def _near_folder(path: Path) -> Path | None:
+    """Return the folder of a model whose name is nearest to a misspelt one."""
+    try:
+        names = [config.parent.name for config in path.parent.glob("*/config.json")]
+    except OSError:
+        return None
+    near = difflib.get_close_matches(path.name, names, 1)
+    return path.with_name(near[0]) if near else None
 
 
 def _is_offline(error: BaseException) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +18,7 @@ from modelexport.capture.failure import explain_failure
 from modelexport.capture.model_state import unwrap_model
 from modelexport.errors import SourceError, describe_type
 from modelexport.option_values import spell_option
+from modelexport.options import SourceOptions
 from modelexport.source.huggingface import Head, Hub, load_model
 from modelexport.source.programs import SAVE_PROGRAM, load_program
 
@@ -39,6 +40,21 @@ class LoadedModel(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def open_source(
+    spec: str,
+    options: SourceOptions,
+    trust_remote_code: bool,
+    seed: int,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> LoadedModel:
+    """Load the model that a command line names, with the options that an export records."""
+    names = ("task", "model_class", "revision", "random_weights")
+    chosen = {name: getattr(options, name) for name in names}
+    return load_source(
+        spec, trust_remote_code=trust_remote_code, seed=seed, on_step=on_step, **chosen
+    )
+
+
 def load_source(
     spec: str,
     *,
@@ -48,8 +64,11 @@ def load_source(
     trust_remote_code: bool = False,
     random_weights: bool = False,
     seed: int = 0,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> LoadedModel:
     """Load the model that a command line names; the seed is that of random weights.
+
+    `on_step` is told when the hub is asked, which may take long.
 
     Raises:
         SourceError: There is no such model, or it cannot be loaded.
@@ -61,6 +80,8 @@ def load_source(
     if not exists and factory is None:
         _check_spelling(spec)
     if path.is_dir() if exists else factory is None and path.suffix != ".pt2":
+        if not exists:
+            on_step(f"there is no folder {spec}: look for it on the Hugging Face hub")
         hub = Hub(spec, revision, trust_remote_code)
         model, notes = load_model(hub, Head(task, model_class, random_weights))
         return LoadedModel(model, path.name if exists else spec, hub=hub, notes=notes)
