@@ -10,10 +10,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-import torch
 import transformers
 from click.testing import CliRunner, Result
-from torch import nn
 
 import modelexport
 from modelexport.cli.main import main
@@ -378,24 +376,3 @@ def test_progress_goes_to_stderr_as_plain_lines(demo: Path, tmp_path: Path) -> N
     result = run("export", demo / "bert-tiny", tmp_path / "m.onnx", "--strategy", "htp")
     assert "export with torch (torchscript) ..." in result.stderr
     assert "..." not in result.stdout.replace("…", "")
-
-
-def test_siblings_are_drawn_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from modelexport.cli.export import show_summary
-    from zoo import Block
-
-    class Tower(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(Block() for _ in range(5))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    report = modelexport.export_model(Tower(), torch.ones(1, 8), tmp_path / "m.onnx", strategy="fx")
-    show_summary(report)
-    text = capsys.readouterr().out
-    assert "Block.0 … Block.4  x5" in text
-    assert text.count("Block.") == 2

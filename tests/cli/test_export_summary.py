@@ -206,3 +206,24 @@ def test_a_tree_that_fills_more_than_a_screen_is_cut_and_says_where_the_rest_is(
     assert len(last) <= 80
     lines = _run("analyze", "m.onnx")
     assert "… and 72 deeper lines; --output-format json has them all" in lines
+
+
+def test_siblings_are_drawn_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from modelexport.cli.export import show_summary
+    from zoo import Block
+
+    class Tower(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    report = modelexport.export_model(Tower(), torch.ones(1, 8), tmp_path / "m.onnx", strategy="fx")
+    show_summary(report)
+    text = capsys.readouterr().out
+    assert "Block.0 … Block.4  x5" in text
+    assert text.count("Block.") == 2

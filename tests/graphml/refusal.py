@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from onnx import helper, numpy_helper
 
 import modelexport
+from graphml.building import model, value
 from graphml.drawing import Drawing
-from graphml.handmade import model, value
 from modelexport.cli.main import main
 from modelexport.graphml.format import checksum
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from onnx import helper, numpy_helper
 
 import modelexport
+from graphml.building import model, value
 from graphml.drawing import Drawing
-from graphml.handmade import model, value
 from graphml.refusal import data_file, flip_a_bit, refused, with_checks, written
 from modelexport.cli.main import main
 

@@ -13,8 +13,9 @@ from onnx import helper, numpy_helper
 
 import modelexport
 from exports import export
+from graphml.building import model, value
 from graphml.drawing import Drawing, G, Y
-from graphml.handmade import HANDMADE, model, value
+from graphml.handmade import HANDMADE
 from modelexport.errors import FormatError
 from modelexport.options import PARAMETER_MODES
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from graphml.handmade import model, value
+from graphml.building import model, value
 from modelexport.options import PARAMETER_MODES
 
 pytestmark = [pytest.mark.sanity]

@@ -12,7 +12,7 @@ from onnx import helper
 import modelexport
 from exports import CASES, export
 from extraction.running import identical, session
-from graphml import handmade
+from graphml import building
 from graphml.handmade import HANDMADE
 from modelexport.errors import FormatError
 from modelexport.onnx_file.model_file import external_files
@@ -145,8 +145,8 @@ def test_a_name_that_two_nodes_make_comes_back(tmp_path: Path) -> None:
     nodes = [helper.make_node("Split", ["x"], ["a", "y"]), helper.make_node("Relu", ["a"], ["y"])]
     nodes.append(helper.make_node("Abs", ["y"], ["z"]))
     path = tmp_path / "model.onnx"
-    ends = [handmade.value("x")], [handmade.value("z")]
-    path.write_bytes(handmade.model(nodes, *ends).SerializeToString())
+    ends = [building.value("x")], [building.value("z")]
+    path.write_bytes(building.model(nodes, *ends).SerializeToString())
     assert round_trip(path, "sidecar", tmp_path).read_bytes() == path.read_bytes()
 
 
