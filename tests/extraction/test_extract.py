@@ -172,6 +172,17 @@ def test_a_module_without_nodes_says_why(tmp_path: Path) -> None:
         assert "is the nearest module around it that has nodes" in str(error.value)
 
 
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+def test_a_fused_module_says_which_module_has_its_operations(strategy: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(model, torch.rand(1, 3, 8, 8), path, strategy=strategy)
+    with pytest.raises(ArgumentError, match="its operations are merged into nodes of 1") as error:
+        modelexport.extract(path, "0")
+    assert error.value.hint == "choose 1, which has them"
+    assert modelexport.extract(path, "1").record.nodes == 1
+
+
 def test_one_call_of_a_reused_block(tmp_path: Path) -> None:
     path, _, inputs = export("block_three_times", "fx", tmp_path)
     values = onnx_values(path, inputs)

@@ -158,7 +158,7 @@ class OpenModel(NamedTuple):
         belongs = self.modules.node_filter(ref)
         members = find_members(main, lambda path, call: (ref,) if belongs(path, call) else ())
         if not members:
-            raise self.modules.no_nodes_error(ref)
+            raise self.modules.no_nodes_error(ref, main.all_tags())
         return members[ref]
 
     def boundary(self, ref: ModuleRef) -> Boundary:

@@ -292,13 +292,31 @@ class ModuleIndex(ModuleNames):
             )
         return msgspec.structs.replace(target, call=call if calls > 1 else None)
 
-    def no_nodes_error(self, target: ModuleRef) -> ArgumentError:
-        """Return the error for a module without nodes: why, and which to choose instead."""
+    def no_nodes_error(
+        self, target: ModuleRef, node_tags: Iterable[NodeTag | None] = ()
+    ) -> ArgumentError:
+        """Return the error for a module without nodes: why, and which to choose instead.
+
+        Args:
+            target: The module.
+            node_tags: The tags of all nodes, to find nodes with operations of the module.
+        """
         record = self.records.get(target.path)
         name = target.path or "the root"
         if record is not None and record.nodes and target.call is not None:
             hint = "leave the call out, or choose another"
             return ArgumentError(f"call {target.call} of {name} has no nodes", hint=hint)
+        hosts = {
+            tag.hierarchy_module: None
+            for tag in filter(None, node_tags)
+            if any(is_within(covered, target.path) for covered in tag.hierarchy_covers)
+        }
+        if hosts:
+            listed = ", ".join(host or "the root" for host in list(hosts)[:_MAX_SUGGESTIONS])
+            return ArgumentError(
+                f"{name} has no nodes: its operations are merged into nodes of {listed}",
+                hint=f"choose {next(iter(hosts)) or 'the root'}, which has them",
+            )
         above = target.path
         while above and not (above in self.records and self.records[above].nodes):
             above = above.rpartition(".")[0]
