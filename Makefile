@@ -66,20 +66,10 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 # The proof on another version of torch. Its wheels bring several GB of CUDA packages.
-define COUNT
-import sys, xml.etree.ElementTree as tree
-counts = tree.parse(sys.argv[1]).getroot().find("testsuite").attrib
-names = ("tests", "failures", "errors", "skipped")
-total, failed, errors, skipped = (int(counts[name]) for name in names)
-failed += errors
-print(f"torch {sys.argv[2]}: {total - failed - skipped} passed, {failed} failed")
-endef
-export COUNT
-
 compat: $(COMPAT)/.ready
 	@rm -f $(COMPAT)/result.xml
 	@status=0; $(COMPAT)/bin/pytest --junit-xml $(COMPAT)/result.xml $(COMPAT_TESTS) || status=$$?; \
-	$(COMPAT)/bin/python -c "$$COUNT" $(COMPAT)/result.xml $(TORCH) || status=1; \
+	$(COMPAT)/bin/python -m sweep.torch_versions $(COMPAT)/result.xml $(TORCH) || status=1; \
 	exit $$status
 
 $(COMPAT)/.ready: pyproject.toml constraints.txt

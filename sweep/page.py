@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sweep.generates import GENERATES
 from sweep.judge import EXPORTERS, TRANSFORMERS, Outcome
+from sweep.torch_versions import read_table
 
 _MEANING = {
     "exported": "exported, every node tagged, every module passes the value test",
@@ -30,11 +31,11 @@ _FALLBACK = (
     "model, before torchscript. It is swept for those models only.",
 )
 _TORCH = (
-    "torch 2.13 to 2.15 is supported. The project is developed on 2.13.0. The whole proof passes",
-    "on 2.15.0 (`make compat TORCH=2.15.0`), and a part of it (LSTM, BERT, conditionals, traced",
-    "modules) was run on 2.14.1. torch 2.12.1 writes an invalid file for an LSTM with dynamo.",
+    "torch 2.13 to 2.15 is supported. The project is developed on 2.13.0, with all tests.",
+    "`make compat TORCH=...` runs the proof on another version: the values of every module, the",
+    "architectures, and what the exporter recorded. torch 2.12.1 writes an invalid file for an",
+    "LSTM with dynamo.",
 )
-"""Results of `make compat`, which a sweep does not repeat."""
 
 _GENERATION = (
     "`generates`: language models with a cache, exported with `--generation`. Here `exported`",
@@ -72,10 +73,11 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
 def write_page(path: Path, outcomes: list[Outcome]) -> None:
     """Write the page."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(_page(outcomes)) + "\n", encoding="utf-8")
+    lines = _page(outcomes, read_table(path))  # `make compat` adds the rows
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _page(outcomes: list[Outcome]) -> Iterator[str]:
+def _page(outcomes: list[Outcome], torch_table: str) -> Iterator[str]:
     """Format the page, line by line."""
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "torch", "onnx")
@@ -92,6 +94,8 @@ def _page(outcomes: list[Outcome]) -> Iterator[str]:
     yield f"strategies. Written by `make sweep` ({versions}); not edited by hand."
     yield ""
     yield from _TORCH
+    yield ""
+    yield torch_table
     yield ""
     yield from _table(("", *_WAYS, "any", GENERATES), _totals(by_type))
     yield ""

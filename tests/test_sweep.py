@@ -13,6 +13,7 @@ from sweep.isolated import LimitError, run_isolated
 from sweep.judge import Outcome, judge
 from sweep.page import write_page
 from sweep.shrink import shrink_config
+from sweep.torch_versions import add_result
 
 pytestmark = pytest.mark.sanity
 
@@ -102,3 +103,19 @@ def test_the_page_states_the_range_of_torch(tmp_path: Path) -> None:
         root / "docs" / "limits.md",
     ):
         assert wanted in page.read_text()
+
+
+def test_the_page_keeps_the_results_of_other_versions_of_torch(tmp_path: Path) -> None:
+    page, result = tmp_path / "page.md", tmp_path / "result.xml"
+    write_page(page, [])
+    for version, failures in (("2.15.0", 3), ("2.9.1", 0), ("2.15.0", 1)):
+        result.write_text(
+            f'<testsuites><testsuite tests="9" failures="{failures}" errors="1" skipped="2"/>'
+            "</testsuites>"
+        )
+        add_result(page, result, version)
+    rows = ["| 2.9.1 | 6 | 1 | 2 |", "| 2.15.0 | 5 | 2 | 2 |"]
+    assert [line for line in page.read_text().splitlines() if line.startswith("| 2.")] == rows
+    before = page.read_text()
+    write_page(page, [])
+    assert page.read_text() == before
