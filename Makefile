@@ -60,7 +60,7 @@ sweep: $(READY)
 	$(BIN)/python -m sweep
 
 fuzz: $(READY)
-	$(BIN)/python -m fuzz --keep build/fuzz
+	$(BIN)/python -m fuzz --keep build/fuzz --page docs/fuzzing.md
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

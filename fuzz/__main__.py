@@ -15,6 +15,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from fuzz.limits import judge
+from fuzz.page import TITLES, cells, write_page
 from fuzz.search import FlawReport, Outcome, search_by_name, warm_up
 from fuzz.seeds import write_files
 from fuzz.targets import TARGETS
@@ -50,6 +51,11 @@ from fuzz.targets import TARGETS
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Run the readers on these files.",
 )
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Page to write with the results.",
+)
 def main(
     targets: tuple[str, ...],
     cases: int,
@@ -57,6 +63,7 @@ def main(
     jobs: int,
     keep: Path | None,
     again: Path | None,
+    page: Path | None,
 ) -> None:
     """Search for files that make a reader fail without an error of modelexport.
 
@@ -76,6 +83,8 @@ def main(
         for number, flaw in enumerate(outcome.flaws):
             _show(outcome.target, number, flaw, keep)
     Console(width=100).print(_table(outcomes))
+    if page is not None:
+        write_page(page, outcomes)
     sys.exit(any(outcome.flaws for outcome in outcomes))
 
 
@@ -103,18 +112,9 @@ def _show(name: str, number: int, flaw: FlawReport, keep: Path | None) -> None:
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    table = Table("target", "cases", "accepted", "seconds", "slowest case", "most memory", "flaws")
-    for o in outcomes:
-        share = f"{o.accepted / max(o.cases, 1):.0%}"
-        row = (
-            o.cases,
-            share,
-            f"{o.seconds:.0f}",
-            f"{o.slowest:.2f} s",
-            f"{o.grown >> 20} MiB",
-            len(o.flaws),
-        )
-        table.add_row(o.target, *map(str, row))
+    table = Table(*TITLES)
+    for outcome in outcomes:
+        table.add_row(*cells(outcome))
     return table
 
 

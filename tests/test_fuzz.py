@@ -134,10 +134,12 @@ def test_files_that_show_a_flaw_are_kept_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TARGETS, "specs", make_target(fail_on_large_bytes)._replace(name="specs"))
-    result = CliRunner().invoke(
-        main, ["specs", "--cases", "40", "--seed", "1", "--jobs", "1", "--keep", str(tmp_path)]
-    )
+    page = tmp_path / "page.md"
+    command = ["specs", "--cases", "40", "--seed", "1", "--jobs", "1", "--keep", str(tmp_path)]
+    result = CliRunner().invoke(main, [*command, "--page", str(page)])
     assert result.exit_code == 1, result.output
+    row = page.read_text().splitlines()[-1]
+    assert re.fullmatch(r"\| specs \| 4\d \| .* \| [1-9] \| `read` \|", row)
     kept = tmp_path / "specs-0"
     assert f"to repeat: python -m fuzz specs --repeat {kept}" in result.output
     again = CliRunner().invoke(main, ["specs", "--repeat", str(kept)])

@@ -70,6 +70,7 @@ MENU = {
         "docs/limits",
         "docs/compatibility",
         "docs/benchmarks",
+        "docs/fuzzing",
     ],
     "The project": [
         "examples/README",

@@ -92,14 +92,19 @@ class ExportOptions(
 ):
     """Every option of an export, with its type, default and meaning."""
 
-    strategy: Annotated[str, _option("auto, fx, htp, usage_based, or a plugin's.")] = "auto"
+    strategy: Annotated[
+        str,
+        _option(
+            "auto (dynamo, else others), fx (dynamo), htp (the tracer), usage_based, or a plugin's."
+        ),
+    ] = "auto"
     exporter: Annotated[
         str | None, _option("Override the strategy's exporter.", choices=EXPORTER_NAMES)
     ] = None
     fallback: Annotated[
         bool,
         _option(
-            "With auto: continue with torchscript where dynamo fails.",
+            "With auto: continue with other exporters where dynamo fails.",
             flag_help="With auto: try only dynamo, and fail where it fails.",
         ),
     ] = True

@@ -73,6 +73,10 @@ def demo_command(folder: Path, strategy: str) -> None:
     Needs no network. DIR (default modelexport-demo) gets the model as a normal Hugging Face folder,
     the ONNX file with its sidecar, a page to look at and a GraphML for yEd, a layer of it as a
     model of its own, and a list of jobs for batch. Every module is checked against PyTorch.
+
+    \b
+    Example:
+      modelexport demo
     """
     _make_folder(folder)
     with progress() as on_step:

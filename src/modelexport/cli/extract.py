@@ -108,9 +108,13 @@ def describe_extraction(out: Path, record: ExtractionRecord) -> Iterator[Rendera
 @click.argument("onnx", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 def strip_command(onnx: Path, out: Path) -> None:
-    """Write ONNX without its map to OUT: the very bytes that torch's own export wrote.
+    """Write ONNX without its map to OUT: byte for byte what torch's own export wrote.
 
     Where initializers are in a data file and OUT is in another folder, the data file is copied.
+
+    \b
+    Example:
+      modelexport strip bert.onnx baseline.onnx
     """
     written, data = strip_file(onnx, out)
     note(f"wrote {written}{f', initializers in {join_names(data)}' if data else ''}")

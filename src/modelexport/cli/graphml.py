@@ -77,6 +77,11 @@ def import_onnx_command(ctx: click.Context, graphml: Path, out: Path, validate: 
 
     With --validate the exit code is 1 if ONNX's checker complains, if the graph is not the one that
     was recorded, or if ONNX Runtime rejects it.
+
+    \b
+    Examples:
+      modelexport import-onnx bert_hierarchical_graph.graphml new.onnx
+      modelexport import-onnx bert_hierarchical_graph.graphml new.onnx --validate
     """
     check_output_path(out)
     with progress(f"read {graphml.name}") as step:
