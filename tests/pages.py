@@ -23,7 +23,7 @@ _FENCE = re.compile(r"^( *)```(.*)$")
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _EXITS = re.compile(r"# exits with (\d+)")
-_MEASURED = re.compile(r"\d+\.\d+(e[-+]?\d+)?|\de[-+]\d+")
+_MEASURED = re.compile(r" *(\d+\.\d+(e[-+]?\d+)?|\de[-+]\d+)")
 _SHELL = set("|&;<>$`*")
 _OURS = ("modelexport", ".venv/bin/modelexport")
 _COMMAND = re.compile(r"^\s*(\$ |modelexport |\.venv/|make |pip |python )")
@@ -188,7 +188,7 @@ def check_sample(sample: str, output: str) -> None:
     """Check that a sample is part of an output, line by line.
 
     `...` stands for omitted lines, `…` for a part of a line. Any number matches a measured one,
-    that is, one with a point or an exponent.
+    that is, one with a point or an exponent, whatever its alignment.
     """
     lines = [_measured(line) for line in output.splitlines()]
     start = 0
