@@ -19,6 +19,7 @@ from modelexport.packages import import_package
 
 if TYPE_CHECKING:
     from modelexport.report import ExportReport
+    from modelexport.verification.records import Verification
 
 _SEED = 0
 JOBS = """\
@@ -83,7 +84,6 @@ def demo_command(folder: Path, strategy: str) -> None:
         on_step("load torch and transformers")
         import_package("torch")
         from modelexport.cli.extract import describe_extraction
-        from modelexport.cli.verify import format_verification
         from modelexport.extraction.extract import extract
         from modelexport.pipeline import export_model
         from modelexport.source.example_inputs import InputRequest, make_example_inputs
@@ -118,16 +118,23 @@ def demo_command(folder: Path, strategy: str) -> None:
     _show_tags(report)
     show(["", line("One layer cut out, a model that runs by itself:")])
     show(describe_extraction(folder / "layer.onnx", extraction))
-    if parity is None:
-        note("note: with onnxruntime installed, the demo also checks every module against PyTorch")
-    else:
-        show(["", line("Every module against PyTorch:"), *format_verification(parity, source.name)])
+    _show_parity(parity, source.name)
     layers = layer.rpartition(".")[0]
     click.echo(
         _NEXT_STEPS.format(
             folder=folder, layers=layers, page=report.view_path, activation=_activation()
         )
     )
+
+
+def _show_parity(parity: Verification | None, source: str) -> None:
+    """Show how the modules compare with PyTorch, or what is missing to compare them."""
+    from modelexport.cli.verify import format_verification
+
+    if parity is None:
+        note("note: with onnxruntime installed, the demo also checks every module against PyTorch")
+    else:
+        show(["", line("Every module against PyTorch:"), *format_verification(parity, source)])
 
 
 def _activation() -> str:

@@ -68,7 +68,7 @@ def load_source(
 ) -> LoadedModel:
     """Load the model that a command line names; the seed is that of random weights.
 
-    `on_step` is told when the hub is asked, which may take long.
+    `on_step` is called before the hub is asked, which may take long.
 
     Raises:
         SourceError: There is no such model, or it cannot be loaded.
