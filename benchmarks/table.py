@@ -82,7 +82,10 @@ def ratio_row(
     spread = ""
     if len(ratios) > 1:
         spread = f" ({_format_ratio(min(ratios))} to {_format_ratio(max(ratios))})"
-    verdict = f"{_format_ratio(best_ours / best_peer)}{spread}{_aim(aim)}"
+    ratio = best_ours / best_peer
+    verdict = f"{_format_ratio(ratio)}{spread}"
+    if aim is not None:
+        verdict += f", {judge(ratio, aim)}"
     return Row(what, f"{name} {show(best_peer)}", show(best_ours), verdict)
 
 
@@ -96,11 +99,14 @@ def growth_row(what: str, unit: str, times: Mapping[int, float], aim: float | No
     times_text = (
         f"{format_seconds(first)} at {small:,} {unit}, {format_seconds(second)} at {large:,} {unit}"
     )
-    return Row(what, "", times_text, f"grows {second / first:.2f} times{_aim(aim)}")
+    growth = second / first
+    verdict = f"grows {growth:.2f} times"
+    return Row(what, "", times_text, verdict if aim is None else f"{verdict}, {judge(growth, aim)}")
 
 
-def _aim(aim: float | None) -> str:
-    return "" if aim is None else f", aim at most {aim:g}"
+def judge(value: float, aim: float, show: Callable[[float], str] = "{:g}".format) -> str:
+    """Return the aim, and whether it is missed."""
+    return f"aim at most {show(aim)}{': missed' if value > aim else ''}"
 
 
 def format_line(row: Row) -> str:

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from benchmarks.generated import write_graph
 from benchmarks.reading import measure_seconds
-from benchmarks.table import Row, format_size, growth_row, ratio_row
+from benchmarks.table import Row, format_size, growth_row, judge, ratio_row
 from modelexport.viewing.page import view
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -73,7 +73,7 @@ def rows() -> Iterator[Row]:
             f"size of the page, {SIZES[-1]:,} nodes",
             "",
             format_size(size),
-            f"aim at most {format_size(AIM_SIZE)}",
+            judge(size, AIM_SIZE, format_size),
         )
         if missing() is None:
             yield from _in_browser(folder, page)
@@ -97,7 +97,7 @@ def _in_browser(folder: Path, page: Path) -> Iterator[Row]:
 
 
 def _time_row(what: str, milliseconds: float, aim: float) -> Row:
-    return Row(what, "", f"{milliseconds:.0f} ms", f"aim at most {aim:g} ms")
+    return Row(what, "", f"{milliseconds:.0f} ms", judge(milliseconds, aim, "{:g} ms".format))
 
 
 def write_chains(path: Path) -> Path:

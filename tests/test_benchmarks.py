@@ -148,13 +148,13 @@ def test_one_table_with_a_command_in_every_row() -> None:
     rows = [
         ratio_row("a | b", "peer", [2.0, 4.0], [1.0, 3.0], 3.0),
         ratio_row("once", "peer", [2.0], [0.1], typical=max),
-        growth_row("c", "nodes", {1: 1.0, 2: 2.0}),
+        growth_row("c", "nodes", {1: 1.0, 2: 2.0}, 1.5),
         Row("d", "", "e", "f"),
     ]
     assert [row.verdict for row in rows] == [
         "0.50 (0.50 to 0.75), aim at most 3",
         "0.05",
-        "grows 2.00 times",
+        "grows 2.00 times, aim at most 1.5: missed",
         "f",
     ]
     table = [
