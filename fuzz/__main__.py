@@ -54,7 +54,7 @@ from fuzz.targets import TARGETS
 @click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Page to write with the results.",
+    help="Page to write the results to; other targets keep their rows.",
 )
 def main(
     targets: tuple[str, ...],

@@ -38,14 +38,21 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
 
 
 def write_page(path: Path, outcomes: Iterable[Outcome]) -> None:
-    """Write the page."""
-    path.write_text("\n".join((_INTRODUCTION, *_rows(outcomes))) + "\n", encoding="utf-8")
+    """Write the page; targets that did not run keep their rows."""
+    rows = dict(_read_rows(path)) | {outcome.target: _row(outcome) for outcome in outcomes}
+    titles = (f"| {' | '.join(TITLES)} | readers |", "|---" * (len(TITLES) + 1) + "|")
+    table = (*titles, *(rows[name] for name in TARGETS if name in rows))
+    path.write_text("\n".join((_INTRODUCTION, *table)) + "\n", encoding="utf-8")
 
 
-def _rows(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """Format the table in Markdown."""
-    yield f"| {' | '.join(TITLES)} | readers |"
-    yield "|---" * (len(TITLES) + 1) + "|"
-    for outcome in outcomes:
-        readers = ", ".join(f"`{name}`" for name in TARGETS[outcome.target].readers)
-        yield f"| {' | '.join(cells(outcome))} | {readers} |"
+def _row(outcome: Outcome) -> str:
+    """Format the row of a target in Markdown."""
+    readers = ", ".join(f"`{name}`" for name in TARGETS[outcome.target].readers)
+    return f"| {' | '.join(cells(outcome))} | {readers} |"
+
+
+def _read_rows(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the target and the row of each row of an earlier page."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        if line.startswith("| "):
+            yield line.split("|")[1].strip(), line

@@ -28,7 +28,8 @@ _MEANING = {
 _WAYS = (*EXPORTERS, TRANSFORMERS)
 _FALLBACK = (
     "`transformers`: the exporter of that name, which `auto` tries where dynamo cannot export the",
-    "model, before torchscript. It is swept for those models only.",
+    "model, before torchscript. It is swept for those models only. `any` is the best outcome of",
+    "the three.",
 )
 _TORCH = (
     "torch 2.13 to 2.15 is supported. The project is developed on 2.13.0, with all tests.",
@@ -39,10 +40,10 @@ _TORCH = (
 
 _GENERATION = (
     "`generates`: language models with a cache, exported with `--generation`. Here `exported`",
-    "means that every node of every part is tagged, that no tag differs from torch's scopes,",
-    "and that 8 tokens are those of PyTorch's greedy `generate`, from a longer prompt than that",
-    "of the export. `torch-cannot` and `torch-wrong` are those of transformers' own ONNX",
-    "exporter, whose bytes the parts are. What it cannot do, or only in part:",
+    "means that every node of every part is tagged, no tag differs from torch's scopes, and 8",
+    "tokens equal those of PyTorch's greedy `generate`, from a longer prompt than that of the",
+    "export. The parts are the files of transformers' own ONNX exporter, so `torch-cannot` and",
+    "`torch-wrong` are about that exporter. Its limits:",
     "",
     "- State-space layers loop over the prompt in Python, so `prefill` takes a fixed number of",
     "  tokens. `generate` passes what is left of another prompt to `decode`, token by token.",
@@ -50,17 +51,16 @@ _GENERATION = (
     "  models are exported with a cache that keeps all tokens. The model masks those outside",
     "  the window, or relies on its cache to drop them, as Moshi does: `generate` masks them too",
     "  where all layers have the same window.",
-    "- Models without a cache are refused, and so are those that generate several sequences of",
-    "  tokens at once, as Dia does for sound, or that take more than the last token at each step,",
-    "  as XLNet does. Where a part has an input of another origin, the parts are written, and a",
-    "  note says that `generate` cannot run them.",
+    "- Models without a cache are refused, and so are models that take more than the last token",
+    "  at each step, such as XLNet, or generate several sequences of tokens at once, such as Dia.",
+    "  If `generate` has no value for an input of a part, the parts are written with a note.",
     "- A model that makes a Python number of the length of its cache, as ProphetNet does, would",
     "  have a part `decode` for the length of the example only. Such a model is refused once",
     "  `decode` is exported.",
     "- `--max-cache-length` is for models without an encoder, window or state-space layers: the",
     "  others count their tokens in Python, and the count of the example would be in the file.",
-    "- An input behind an empty cache would get the name of one of its tensors, as with GPT-2.",
-    "  The inputs of each part are passed with caches last.",
+    "- An empty cache has no tensors, so an input after it would get a wrong name, as with",
+    "  GPT-2. Caches are therefore passed last.",
     "- The parts of a multimodal model leave out how images or sounds are put among the tokens,",
     "  and, where `generate` encodes them beforehand as with Llava, the encoder. `generate` runs",
     "  `decode` on text alone.",
@@ -89,9 +89,9 @@ def _page(outcomes: list[Outcome], torch_table: str) -> Iterator[str]:
     yield ""
     yield (
         "Every model type of transformers with a base model, made small by generic rules and "
-        "exported with both"
+        "exported with"
     )
-    yield f"strategies. Written by `make sweep` ({versions}); not edited by hand."
+    yield f"`fx` and `htp`. Written by `make sweep` ({versions}); not edited by hand."
     yield ""
     yield from _TORCH
     yield ""

@@ -135,10 +135,13 @@ def test_files_that_show_a_flaw_are_kept_and_can_be_repeated(
 ) -> None:
     monkeypatch.setitem(TARGETS, "specs", make_target(fail_on_large_bytes)._replace(name="specs"))
     page = tmp_path / "page.md"
+    earlier = "| onnx | 10,000 | of an earlier run |"
+    page.write_text(f"{earlier}\n")
     command = ["specs", "--cases", "40", "--seed", "1", "--jobs", "1", "--keep", str(tmp_path)]
     result = CliRunner().invoke(main, [*command, "--page", str(page)])
     assert result.exit_code == 1, result.output
-    row = page.read_text().splitlines()[-1]
+    *_, kept_row, row = page.read_text().splitlines()
+    assert kept_row == earlier
     assert re.fullmatch(r"\| specs \| 4\d \| .* \| [1-9] \| `read` \|", row)
     kept = tmp_path / "specs-0"
     assert f"to repeat: python -m fuzz specs --repeat {kept}" in result.output

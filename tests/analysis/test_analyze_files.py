@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner
@@ -33,6 +34,19 @@ def clean_with_another_sidecar(folder: Path) -> Path:
         sidecars.append(sidecar_path(folder / "m.onnx").read_bytes())
     sidecar_path(folder / "m.onnx").write_bytes(sidecars[0])
     return folder / "m.onnx"
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("output_format", ["summary", "detailed", "json", "csv"])
+def test_a_shape_beyond_any_memory_is_one_line(output_format: str, exported: Path) -> None:
+    def enlarge(model: onnx.ModelProto) -> None:
+        model.graph.initializer[0].dims[:] = [1 << 62] * 400
+
+    edit(exported, enlarge)
+    command = ["analyze", str(exported), "--output-format", output_format]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert "has more elements than fit into any memory" in result.stderr
 
 
 @pytest.mark.regression

@@ -41,7 +41,7 @@ _INTERRUPTED = 130
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path),
-    help="Where the outputs go; the file's own otherwise.",
+    help="Folder for the outputs; by default the output_dir of FILE, or the folder of FILE.",
 )
 @click.option("--workers", type=int, help="Jobs at a time; by default one per core, up to 8.")
 @click.option(
@@ -57,13 +57,13 @@ _INTERRUPTED = 130
     type=click.Choice(EXECUTORS),
     default=EXECUTORS[0],
     show_default=True,
-    help="Where they run.",
+    help="Where the jobs run.",
 )
 @click.option("--ray-address", help="A Ray cluster; by default a local one is started.")
 @click.option(
     "--output-format",
     type=click.Choice(["text", "json"]),
-    help="text on a terminal, else json, a line a job.",
+    help="text on a terminal, otherwise json: one line for each job.",
 )
 @click.pass_context
 def batch_command(

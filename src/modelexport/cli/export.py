@@ -43,7 +43,9 @@ _MOST_PART_INPUTS = 5
     "-v", "--verbose", is_flag=True, help="Show what torch prints, and the time of each step."
 )
 def export_command(model: str, output: str, verbose: bool, **options: Any) -> None:
-    """Export MODEL to OUTPUT (a .onnx file) with its sidecar.
+    """Export MODEL to OUTPUT, a .onnx file, with its sidecar.
+
+    With --generation, OUTPUT is what the names of all files begin with.
 
     MODEL is a local Hugging Face folder, a hub name, a program saved by torch.export (.pt2), or a
     factory, package.module:name or path/to/file.py:name: a callable that returns a torch.nn.Module,

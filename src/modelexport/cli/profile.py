@@ -79,7 +79,7 @@ def _parse_shapes(
 )  # fmt: skip
 @click.option(
     "--warmup", type=click.IntRange(0), metavar="N", default=3, show_default=True,
-    help="How many runs to leave out before.",
+    help="How many runs to make first, without measuring them.",
 )  # fmt: skip
 @click.option(
     "--threads", type=click.IntRange(1), metavar="N",

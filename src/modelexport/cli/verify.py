@@ -107,10 +107,12 @@ def verify_command(
     """Run MODEL in PyTorch and ONNX in ONNX Runtime, and compare what each module returns.
 
     MODEL is what `export` takes. The model and its inputs are made as they were for the export,
-    which the file records; options change that. A difference travels downstream: the first module
-    that differs is named, and each that differs is run again by itself on PyTorch's own inputs, to
-    separate the module that causes a difference from those that inherit it. The file may have been
-    changed since its export, to float16 or int8 for example.
+    which the file records; options override the record. The file may have been changed since its
+    export, to float16 or int8 for example.
+
+    A wrong module makes those after it differ, too. The first module that differs is named, and
+    each that differs is run again by itself on PyTorch's own inputs, to separate the cause from
+    modules that inherit the difference.
 
     One set of inputs may miss a difference. --random-inputs N adds N runs on random inputs, with
     values in the range of the example's, so that token ids stay in the vocabulary. --input-text may

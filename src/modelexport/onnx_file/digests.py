@@ -15,6 +15,7 @@ import msgspec
 import onnx
 from onnx import AttributeProto, TensorProto
 
+from modelexport.errors import FormatError
 from modelexport.graph.flat import Graph, Initializer
 from modelexport.graph.inference import tensor_array
 from modelexport.onnx_file import wire
@@ -24,6 +25,7 @@ _SUBGRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _WITH_NAMES = (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS)
 _PACKED: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
 """Element types of which several share a byte, with the bits of one."""
+_MAX_ELEMENTS = 1 << 60
 
 
 def text_digest(text: bytes) -> str:
@@ -192,21 +194,34 @@ class InitializerSize(msgspec.Struct, frozen=True, gc=False):
 
 
 def initializer_sizes(proto: onnx.ModelProto) -> list[InitializerSize]:
-    """Return the sizes of the initializers of the main graph; of sparse ones, what they store."""
+    """Return the sizes of the initializers of the main graph; of sparse ones, what they store.
+
+    Raises:
+        FormatError: A shape is larger than any memory.
+    """
     sizes = [
-        InitializerSize(tensor.name, math.prod(tensor.dims), _byte_size(tensor))
+        InitializerSize(tensor.name, _elements(tensor), _byte_size(tensor))
         for tensor in proto.graph.initializer
     ]
     for sparse in proto.graph.sparse_initializer:
         values = sparse.values
         stored = _byte_size(values) + _byte_size(sparse.indices)
-        sizes.append(InitializerSize(values.name, math.prod(values.dims), stored))
+        sizes.append(InitializerSize(values.name, _elements(values), stored))
     return sizes
 
 
-def _byte_size(tensor: TensorProto) -> int:
+def _elements(tensor: TensorProto) -> int:
     elements: int = math.prod(tensor.dims)
-    return (elements * _bits(tensor.data_type) + 7) // 8
+    if elements > _MAX_ELEMENTS:
+        raise FormatError(
+            f"initializer {tensor.name!r} has more elements than fit into any memory",
+            hint="its shape is damaged; export the model again",
+        )
+    return elements
+
+
+def _byte_size(tensor: TensorProto) -> int:
+    return (_elements(tensor) * _bits(tensor.data_type) + 7) // 8
 
 
 def _bits(data_type: int) -> int:
