@@ -95,6 +95,21 @@ def test_only_some_rooms_import_torch() -> None:
     assert offences == []
 
 
+def test_torch_is_not_imported_by_a_function_elsewhere() -> None:
+    offences = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        functions = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef)
+        ]
+        names = imported_names(each for function in functions for each in ast.walk(function))
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if room not in TORCH_ROOMS and any(name.partition(".")[0] == "torch" for name in names):
+            offences.append(str(path))
+    assert offences == []
+
+
 def test_rooms_import_in_one_direction() -> None:
     offences = []
     for room, file, name in source_imports():

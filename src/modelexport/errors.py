@@ -122,6 +122,22 @@ def first_line(error: BaseException) -> str:
     return next(filter(None, lines), type(error).__name__)
 
 
+def causes(error: BaseException, implicit: bool = True) -> list[BaseException]:
+    """Return an error and those that it was raised from, each once: an error may be its own cause.
+
+    Args:
+        error: The error.
+        implicit: Whether an error counts during whose handling another was raised, without `from`.
+    """
+    chain = [error]
+    while True:
+        last = chain[-1]
+        cause = last.__cause__ or (last.__context__ if implicit else None)
+        if cause is None or any(cause is each for each in chain):
+            return chain
+        chain.append(cause)
+
+
 def describe_type(value: object) -> str:
     """Name the type of a value with its article, as in "an int" and "a str"."""
     name = type(value).__name__

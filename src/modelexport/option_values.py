@@ -87,7 +87,7 @@ def _convert(name: str, value: Any, kind: Any, expected: str | None) -> Any:
     else:
         try:
             return msgspec.convert(_as_builtin(value), kind, str_keys=True)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, RecursionError):  # a value may be nested deeply
             pass
     got = reprlib.repr(value) if type(value) in _QUOTED else describe_type(value)
     raise ArgumentTypeError(f"{spell_option(name)} must be {expected}, got {got}")

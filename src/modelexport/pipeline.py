@@ -153,7 +153,11 @@ class HierarchyExporter:
         """
         given = resolve_names(options, MODEL_KEYWORDS, also=("verbose",))
         merged = {"strategy": self.strategy, **self.options, **given}
-        return export_model(model, example_inputs, output_path, **merged)
+        verbose = check_flag("verbose", merged.pop("verbose"))
+        split = split_options(merged)
+        report = export_with(model, example_inputs, output_path, *split, verbose)
+        warn_of_failures(report)
+        return report
 
 
 def recommend_strategy(model: nn.Module | ExportedProgram) -> tuple[str, str]:

@@ -144,7 +144,10 @@ class ExportReport(msgspec.Struct, frozen=True):
 
 
 def warn_of_failures(report: ExportReport) -> None:
-    """Warn the caller's caller of a fallback, and of a file that could not be written."""
+    """Warn the caller's caller of a fallback, and of a file that could not be written.
+
+    Every public function that exports calls it directly, so that warnings name the user's line.
+    """
     if report.graphml_error is not None:
         message = f"the GraphML could not be written: {report.graphml_error}"
         warnings.warn(message, GraphmlWarning, stacklevel=3)
@@ -176,7 +179,7 @@ class Steps:
 
 _MOST_ROWS = 300
 """The greatest number of rows of a table; the sidecar has everything."""
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069`|<>]")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069`|<>\[\]]")
 
 
 def report_path(onnx_path: Path) -> Path:

@@ -39,7 +39,7 @@ from modelexport.modules.tags import assign_tags, make_policy
 from modelexport.modules.tree import ModuleTree
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import Transaction, write_file
-from modelexport.onnx_file.model_file import parse_model
+from modelexport.onnx_file.model_file import opset_imports, parse_model
 from modelexport.options import (
     KEEP_NAMESPACE,
 )
@@ -186,11 +186,11 @@ def _export_baseline(
             may_refuse = exporter.only_for is not None and len(request.attempts) > 1
             if isinstance(error, ModelExportError) and not may_refuse:
                 raise
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            # An exporter's error is misleading where the model does not accept these inputs.
+            # An exporter's error is misleading where the model itself fails on these inputs.
             if not failures and isinstance(model, nn.Module):
                 check_model_runs(model, inputs)
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
             failures.append((exporter.name, error))
         else:
             if change_baseline is not None:
@@ -213,7 +213,7 @@ def _make_records(
 ) -> tuple[ModelRecord, ExportRecord]:
     """Describe the model and the export, as the file and the sidecar record them."""
     call, root = request.call, tree[""].qualified_class
-    opset = next((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), 0)
+    opset = opset_imports(proto).get("ai.onnx", 0)
     model = ModelRecord(root, call.source or root, request.target.name, opset, proto.ir_version)
     export = ExportRecord(
         strategy=exported.strategy.name,
@@ -246,7 +246,7 @@ def _record_inputs(
         inputs = in_signature_order(model, inputs)
     try:
         arrays = match_inputs(proto.graph, model, inputs)
-    except (ArgumentError, KeyError):  # inputs that are nested, or of a type numpy lacks
+    except (ArgumentError, KeyError, TypeError):  # inputs that are nested, or of a type numpy lacks
         return {}
     return {name: record_example(array) for name, array in arrays.items()}
 

@@ -114,6 +114,11 @@ def test_auto_falls_back_with_a_warning(tmp_path: Path) -> None:
     assert report.hierarchy.export.fallback_reason == report.fallback_reason
     assert report["summary"]["final_strategy"] == "htp"
     assert report.coverage == 1.0
+    with pytest.warns(modelexport.FallbackWarning) as caught:
+        modelexport.HierarchyExporter().export(
+            OnlyTraceable(), (torch.ones(1, 4),), tmp_path / "n.onnx"
+        )
+    assert caught[0].filename == __file__
 
 
 class Decides(nn.Module):

@@ -121,6 +121,14 @@ def test_the_command_line_goes_before_the_defaults_of_the_file(tmp_path: Path) -
             "memory must be positive and below 4 EiB",
         ),
         (
+            f'{{"jobs": [{{"model": "a", "output": "a", "strategy": {"[" * 600}{"]" * 600}}}]}}',
+            "strategy must be a string",
+        ),
+        (
+            f'{{"jobs": [{{"model": "a", "output": "a.onnx", "memory": "{"9" * 310}"}}]}}',
+            "memory must be a size",
+        ),
+        (
             '{"jobs": [{"model": "a", "output": "a.onnx", "scrub": true, "fx_graph": "a.txt"}]}',
             "scrubbing leaves out",
         ),

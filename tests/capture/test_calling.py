@@ -26,6 +26,36 @@ pytestmark = pytest.mark.sanity
 A = torch.randn(1, 4)
 
 
+class CausesItself(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return x + {}["absent"]
+        except KeyError as error:
+            raise error from error
+
+
+class OpensAFile(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + len(Path("absent.txt").read_text())
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    ("model", "cause", "strategy"),
+    [
+        (CausesItself(), "KeyError", "htp"),  # torch's dynamo exporter ends the process
+        (OpensAFile(), "FileNotFoundError", "htp"),
+        (OpensAFile(), "FileNotFoundError", "auto"),
+    ],
+)
+def test_an_error_of_the_model_is_named(
+    model: nn.Module, cause: str, strategy: str, tmp_path: Path
+) -> None:
+    with pytest.raises(modelexport.ModelRunError, match=cause):
+        modelexport.export_model(model, (A,), tmp_path / "m.onnx", strategy=strategy)
+    assert list(tmp_path.iterdir()) == []
+
+
 class Stateful(nn.Module):
     def __init__(self) -> None:
         super().__init__()

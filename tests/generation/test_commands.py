@@ -88,7 +88,7 @@ def test_pytorch_may_leave_out_the_last_token(
         )
         monkeypatch.setattr(check, "generate_with_pytorch", lambda *_: tokens)
         answer = check.check_tokens(str(folder / "llama"), path, record, generated, {}, 5)
-        assert answer.equal is equal
+        assert (answer.first_difference is None) is equal
 
 
 def test_another_model_generates_other_tokens(folder: Path, tmp_path: Path) -> None:
@@ -152,6 +152,8 @@ def _change(record: dict[str, Any], flaw: str) -> None:
             state["empty"] = [1, -1]
         case "has the shape [9999999, 9999999]":
             state["empty"] = [9999999, 9999999]
+        case "has 65 axes":
+            state["empty"] = [1] * 65
         case "which the generation file does not describe":
             decode["inputs"].pop("input_ids")
         case "takes no tokens":
@@ -177,6 +179,27 @@ def _change(record: dict[str, Any], flaw: str) -> None:
             decode["logits"] = None
 
 
+@pytest.mark.regression
+@pytest.mark.parametrize("name", ["absent/tokenizer", "a" * 300])
+def test_a_tokenizer_that_is_not_needed_is_not_looked_for(
+    folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = json.loads((folder / "m_generation.json").read_text())
+    path = folder / "elsewhere_generation.json"
+    path.write_text(json.dumps({**record, "tokenizer": name}))
+    asked: list[bool] = []
+
+    def from_pretrained(_: str, local_files_only: bool) -> None:
+        asked.append(local_files_only)
+        raise OSError("not there")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
+    modelexport.generate(path, input_ids=[1, 2], max_new_tokens=1)
+    with pytest.raises(modelexport.SourceError, match="cannot load the tokenizer"):
+        modelexport.generate(path, "every", max_new_tokens=1)
+    assert asked == ([True, False] if len(name) < 256 else [])
+
+
 @pytest.mark.sanity
 @pytest.mark.parametrize(
     "flaw",
@@ -185,6 +208,7 @@ def _change(record: dict[str, Any], flaw: str) -> None:
         "is not beside it",
         "has the shape [1, -1]",
         "has the shape [9999999, 9999999]",
+        "has 65 axes",
         "which the generation file does not describe",
         "takes no tokens",
         "has no known origin",

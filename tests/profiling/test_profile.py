@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from modelexport.profiling.kernel_times import (
     read_profile,
 )
 from modelexport.profiling.profile import OPTIMIZATIONS, module_times
-from modelexport.verification.feeds import make_feeds
+from modelexport.verification.feeds import make_feeds, read_arrays
 from modelexport.verification.runtime import SessionSettings
 from retag.tools import apply
 from zoo import distinct
@@ -275,6 +276,51 @@ def test_formats(
         assert wanted | {"shared_ms"} <= set(record["modules"][0])
     both = run("m.onnx", "m.onnx", "--runs", "1", "--output-format", output_format, "--top", "2")
     assert both.exit_code == 0, both.output
+
+
+def test_markdown_leaves_out_what_one_file_lacks(unbalanced: Path, tmp_path: Path) -> None:
+    modelexport.extract(unbalanced, "slow", tmp_path / "slow.onnx")
+    result = run(
+        str(unbalanced), str(tmp_path / "slow.onnx"), "--runs", "1", "--output-format", "md"
+    )
+    assert result.exit_code == 0, result.output
+    rows = [line.strip("|").split("|") for line in result.stdout.splitlines() if "| " in line][1:]
+    assert [row[0].strip() for row in rows].count("(root)") == 1
+    assert all("(root)" not in cell for row in rows for cell in row[1:])
+    assert any(cell.strip() == "" for row in rows for cell in row[2:])
+
+
+@pytest.mark.regression
+def test_no_measured_run_is_an_error() -> None:
+    run_event = {"cat": "Session", "name": "model_run", "ts": 0, "dur": 5}
+    with pytest.raises(FormatError, match="none of the measured runs"):
+        read_profile([run_event], warmup=1)
+
+
+@pytest.mark.regression
+def test_an_input_without_a_declared_shape_takes_any(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(nn.ReLU(), (torch.ones(3),), path)
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, path)
+    (name,) = modelexport.load(path).graph.inputs
+    for shape in ((), (2, 5)):
+        feeds = make_feeds(modelexport.load(path), shapes={name: shape})
+        assert feeds.values[name].shape == shape
+
+
+@pytest.mark.regression
+def test_a_damaged_npz_is_one_error(tmp_path: Path) -> None:
+    numpy_file = tmp_path / "x.npz"
+    np.savez_compressed(numpy_file, x=np.zeros(4096))
+    whole = numpy_file.read_bytes()
+    for position in range(40, len(whole), 3):
+        numpy_file.write_bytes(
+            whole[:position] + bytes([whole[position] ^ 255]) + whole[position + 1 :]
+        )
+        with suppress(FormatError, FileError):
+            read_arrays(numpy_file)
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,10 @@ def test_results_of_another_model_or_option_are_not_used(
     assert len(msgspec.json.decode(results.read_bytes())) == 2
 
 
-def test_a_file_of_other_content_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b'{"a": 1}', b'{"\xff": {}}', b'{"a":' * 5000])
+def test_a_file_of_other_content_is_refused(content: bytes, tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    results.write_text('{"a": 1}')
+    results.write_bytes(content)
     with pytest.raises(modelexport.FormatError, match="not a file of results"):
         modelexport.measure_sensitivity(export_stack(), resume=results)
-    assert results.read_text() == '{"a": 1}'
+    assert results.read_bytes() == content

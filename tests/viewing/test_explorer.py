@@ -313,6 +313,19 @@ def test_no_file_of_the_model_is_overwritten(tmp_path: Path) -> None:
     assert sidecar.read_bytes() == before
 
 
+@pytest.mark.regression
+@pytest.mark.parametrize("name", ["model.json", "model_latency.json"])
+def test_no_result_that_is_read_is_overwritten(name: str, tmp_path: Path) -> None:
+    path = export("no_parameters", "fx", tmp_path)[0]
+    overlay = tmp_path / name
+    overlay.write_text("{}")
+    with pytest.raises(modelexport.ArgumentError, match="would overwrite the input"):
+        write_model_explorer(
+            path, tmp_path / "model.json", [Overlay("latency", "", "sum", {})], [overlay]
+        )
+    assert overlay.read_text() == "{}"
+
+
 def test_the_extension_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['model_explorer'] = None; import modelexport.model_explorer.main"

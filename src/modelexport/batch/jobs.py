@@ -28,7 +28,7 @@ from modelexport.request import check_options, graph_files
 _WRITE = (
     'write [[jobs]] with model = "..." and output = "m.onnx", and what they share under [defaults]'
 )
-_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
+_MEMORY = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 _TIMEOUT = 1800.0
 _LARGEST_FILE = 64 << 20
 _LONGEST_TIMEOUT, _MOST_MEMORY = 1e9, 1 << 62

@@ -13,6 +13,7 @@ from modelexport.errors import FileError
 from modelexport.onnx_file.atomic_write import check_output_path, write_file
 from modelexport.onnx_file.model_file import check_regular_file
 from modelexport.source_export import source_files
+from modelexport.tagged.records import UNREADABLE
 
 DONE, SKIPPED = "done", "skipped"
 FAILED, CRASHED, TIMED_OUT, OUT_OF_MEMORY = "failed", "crashed", "timed-out", "out-of-memory"
@@ -167,5 +168,5 @@ def _decode(lines: Iterable[bytes]) -> Iterator[JobResult]:
     for text in lines:
         try:
             yield msgspec.json.decode(text, type=JobResult)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             continue

@@ -19,6 +19,7 @@ from modelexport.batch.results import CRASHED, SKIPPED, JobResult, ResultsFile, 
 from modelexport.batch.supervisor import StoppedError, run_job
 from modelexport.errors import ArgumentError, FileError, first_line
 from modelexport.onnx_file.model_file import StrPath
+from modelexport.option_values import spell_option
 from modelexport.packages import import_package, require_package
 
 EXECUTORS = ("process", "ray")
@@ -146,7 +147,9 @@ def _find_unchanged(batch: Batch, file: ResultsFile) -> dict[str, JobResult]:
 def choose_workers(workers: int | None, jobs: int) -> int:
     """Choose how many jobs run at a time: by default one per core, up to 8."""
     if workers is not None and workers < 1:
-        raise ArgumentError(f"workers must be 1 or more, got {workers}", hint="leave it out")
+        raise ArgumentError(
+            f"{spell_option('workers')} must be 1 or more, got {workers}", hint="leave it out"
+        )
     return min(workers or min(os.cpu_count() or 1, _MOST_WORKERS), jobs)
 
 

@@ -19,6 +19,7 @@ from modelexport.batch.jobs import BatchJob
 from modelexport.batch.results import CRASHED, OUT_OF_MEMORY, TIMED_OUT, JobResult
 from modelexport.batch.worker import JobRequest, WorkerMessage
 from modelexport.onnx_file.atomic_write import recover_killed_runs
+from modelexport.tagged.records import UNREADABLE
 
 _TICK = 0.2
 _CHUNK = 1 << 16
@@ -194,7 +195,7 @@ class _WorkerOutput:
         for line in lines:
             try:
                 message = msgspec.json.decode(line, type=WorkerMessage)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except UNREADABLE:
                 continue  # the model's code wrote to the worker's pipe
             self.step = message.step or self.step
             self.result = message.result or self.result

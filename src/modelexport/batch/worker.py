@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +26,7 @@ from modelexport.batch.results import (
     file_digest,
     job_digest,
 )
-from modelexport.errors import ModelExportError, first_line
+from modelexport.errors import ModelExportError, causes, first_line
 from modelexport.source_export import SourceExport, run_export
 
 _NO_MEMORY = (os.strerror(errno.ENOMEM), "bad_alloc")
@@ -58,8 +58,11 @@ def main() -> None:
         _apply_limits(request)
         result = run(request.job, lambda step: _send(messages, WorkerMessage(step=step)))
         _send(messages, WorkerMessage(result=result))
-    finally:
-        os._exit(0)  # does not wait for threads that the model's code has started
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # does not wait for threads that the model's code has started
 
 
 def _apply_limits(request: JobRequest) -> None:
@@ -157,15 +160,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory ran out, as Python, torch or the C library reports it."""
     return any(
         isinstance(cause, MemoryError) or any(word in _message(cause) for word in _NO_MEMORY)
-        for cause in _causes(error)
+        for cause in causes(error)
     )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 if __name__ == "__main__":

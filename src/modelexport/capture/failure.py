@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modelexport.errors import ModelRunError, first_line
+from modelexport.errors import ModelRunError, causes, first_line
 
 _MAX_CAUSE = 300
 _MAX_CODE = 120
@@ -51,9 +51,7 @@ class Failure(NamedTuple):
 
 def explain_failure(error: BaseException) -> Failure:
     """Explain an error by its root cause."""
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None:
-        chain.append(cause)
+    chain = causes(error, implicit=False)
     root = f"{type(chain[-1]).__name__}: {first_line(chain[-1])}"
     return Failure(root[:_MAX_CAUSE], _operator(chain), _location(chain))
 

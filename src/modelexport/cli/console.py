@@ -204,7 +204,7 @@ def _cell(text: str) -> str:
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
-def check_output(output_file: Path | None, *inputs: Path) -> None:
+def check_output(output_file: Path | None, *inputs: Path | None) -> None:
     """Check that an output can be written and overwrites no input, sidecar or data file."""
     if output_file is None:
         return
@@ -213,7 +213,7 @@ def check_output(output_file: Path | None, *inputs: Path) -> None:
     from modelexport.tagged.records import sidecar_path
 
     check_output_path(output_file, suffix="")
-    for path in inputs:
+    for path in filter(None, inputs):
         own = {path.resolve(), sidecar_path(path).resolve()}
         if output_file.exists() and path.suffix == ".onnx":
             with suppress(ModelExportError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 from collections import Counter
@@ -122,7 +123,10 @@ def demo_command(folder: Path, strategy: str) -> None:
     layers = layer.rpartition(".")[0]
     click.echo(
         _NEXT_STEPS.format(
-            folder=folder, layers=layers, page=report.view_path, activation=_activation()
+            folder=shlex.quote(str(folder)),
+            layers=layers,
+            page=report.view_path,
+            activation=_activation(),
         )
     )
 
@@ -142,7 +146,7 @@ def _activation() -> str:
     script = Path(sys.prefix) / "bin" / "activate"
     if shutil.which("modelexport") is not None or not script.exists():
         return ""
-    return f"\n  . {os.path.relpath(script)}"
+    return f"\n  . {shlex.quote(os.path.relpath(script))}"
 
 
 def _make_folder(folder: Path) -> None:
@@ -168,18 +172,11 @@ def _save_model(folder: Path) -> None:
     """Save the bundled configuration as a Hugging Face folder with seeded random weights."""
     from importlib.resources import as_file, files
 
-    import torch
+    from modelexport.source.huggingface import save_random_weights
 
-    from modelexport.source.huggingface import import_transformers
-
-    transformers = import_transformers()
     with as_file(files("modelexport.cli") / "demo_model") as bundled:
         shutil.copytree(bundled, folder, dirs_exist_ok=True)
-    torch.manual_seed(_SEED)
-    model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_random_weights(folder, _SEED)
 
 
 def _show_tags(report: ExportReport) -> None:

@@ -124,6 +124,7 @@ def profile_command(
     output_file: Path | None,
     top: int | None,
     cache_length: int | None,
+    inputs: Path | None,
     **options: object,
 ) -> None:
     """Show the latency of each module of ONNX in ONNX Runtime, on the optimized graph.
@@ -141,12 +142,12 @@ def profile_command(
       modelexport profile llama_decode.onnx --cache-length 512
     """
     files = [path for path in (onnx, other) if path is not None]
-    check_output(output_file, *files)
+    check_output(output_file, *files, inputs)
     results = []
     with progress() as step:
         for path in files:
             step(f"read {path.name}")
-            chosen = dict(options)
+            chosen: dict[str, object] = {**options, "inputs": inputs}
             if cache_length is not None:
                 given: Mapping[str, tuple[int, ...]] = options["input_shapes"]  # type: ignore[assignment]
                 chosen["input_shapes"] = {**cache_shapes(path, cache_length), **given}
@@ -354,10 +355,11 @@ def _markdown(
     else:
         title = f"{record.before.file} and {record.after.file}"
         columns = ("path", "class", "before_ms", "after_ms", "ratio")
-    lines = [title, "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines = [escape_control(title), "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for row in _rows(modules):
         if row.get("nodes", 1):
-            lines.append(f"| {' | '.join(_markdown_cell(row[column]) for column in columns)} |")
+            cells = {**row, "path": row["path"] or "(root)"}
+            lines.append(f"| {' | '.join(_markdown_cell(cells[each]) for each in columns)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -365,4 +367,4 @@ def _markdown_cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = "" if value is None else escape_control(str(value))
-    return text.replace("|", "\\|") or "(root)"
+    return text.replace("|", "\\|")

@@ -109,7 +109,8 @@ def quantize_command(onnx: Path, out: Path | None, sensitivity: bool, **options:
       modelexport quantize bert.onnx q.onnx --to int8-static --calibration data/
     """
     output_format, output_file = options.pop("output_format"), options.pop("output_file")
-    check_output(output_file, onnx)
+    samples = (options["inputs"], options["calibration"], options["resume"])
+    check_output(output_file, onnx, *samples)
     if sensitivity:
         _measure(onnx, out, output_format, output_file, options)
         return
@@ -142,7 +143,7 @@ def _measure(
     if out is not None:
         raise click.UsageError("--sensitivity writes no model: leave OUT out")
     for name in ("keep", "max_error"):
-        if options.pop(name):
+        if options.pop(name) not in (None, ()):
             flag = name.replace("_", "-")
             raise click.UsageError(f"--sensitivity measures modules alone: leave --{flag} out")
     with progress() as step:

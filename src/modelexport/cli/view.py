@@ -74,7 +74,7 @@ def view_command(
 def _write_model_explorer(onnx: Path, out: Path | None, overlays: tuple[Path, ...]) -> None:
     with progress(f"read {onnx.name}"):
         read = [each for path in overlays for each in read_overlays(path)]
-        files = write_model_explorer(onnx, out or onnx.with_suffix(".json"), read)
+        files = write_model_explorer(onnx, out or onnx.with_suffix(".json"), read, overlays)
     if files.sidecar_refused:
         note(f"note: the sidecar is not used: {files.sidecar_refused}")
     counts = f"{plural(files.nodes, 'node')} in {plural(files.modules, 'module')}"

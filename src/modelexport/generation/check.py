@@ -10,7 +10,7 @@ import torch
 
 from modelexport.errors import ArgumentError, SourceError
 from modelexport.generation.parts import check_can_generate, greedy_generation
-from modelexport.generation.records import TOKENS, GenerationFile
+from modelexport.generation.records import DECODE, TOKENS, GenerationFile
 from modelexport.generation.run import Generation
 from modelexport.options import SourceOptions
 from modelexport.source.load import open_source
@@ -24,11 +24,6 @@ class TokenCheck(msgspec.Struct, frozen=True):
     expected: tuple[int, ...]
     first_difference: int | None
     """The number of the first token that differs, from 0; None if all are equal."""
-
-    @property
-    def equal(self) -> bool:
-        """Whether all tokens are equal."""
-        return self.first_difference is None
 
 
 def check_tokens(
@@ -59,7 +54,7 @@ def check_tokens(
     Raises:
         SourceError: The model cannot be loaded, or does not generate.
     """
-    decode = load(path.parent / record.parts["decode"].onnx).records
+    decode = load(path.parent / record.parts[DECODE].onnx).records
     recorded = None if decode is None else decode.export.source_options
     seed = (None if decode is None else decode.export.seed) or 0
     source = open_source(model, recorded or SourceOptions(), trust_remote_code, seed, on_step)

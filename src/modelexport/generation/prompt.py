@@ -28,10 +28,11 @@ def load_tokenizer(path: Path, record: GenerationFile, needed: bool) -> Any | No
             raise SourceError(f"{path.name} names no tokenizer", hint=ids)
         return None
     folder = path.parent / record.tokenizer
-    name = str(folder) if folder.is_dir() else record.tokenizer
     try:
+        name = str(folder) if folder.is_dir() else record.tokenizer
         transformers = importlib.import_module("transformers")
-        return transformers.AutoTokenizer.from_pretrained(name)
+        # Only a text is worth the network.
+        return transformers.AutoTokenizer.from_pretrained(name, local_files_only=not needed)
     except Exception as error:  # folders of other versions fail in many ways
         if not needed:
             return None

@@ -25,6 +25,8 @@ CACHE, LOGITS = "past_key_values", "logits"
 """The interface of transformers: what its `generate` takes, and its models take and return."""
 _LARGEST_STATE = 1 << 30
 """The most elements of a state before the first step."""
+_MOST_AXES = 64
+"""The most axes that numpy's arrays have."""
 _LARGEST_NUMBER = 1 << 31
 """The greatest position or constant."""
 
@@ -185,6 +187,8 @@ def _find_input_flaw(one: GenerationInput, outputs: Sequence[str]) -> str | None
     """Describe what no export writes of an input; None if there is nothing."""
     # A size may be 0 beside one that no array can have.
     size = math.prod(max(size, 1) for size in one.empty)
+    if len(one.empty) > _MOST_AXES:
+        return f"has {len(one.empty)} axes"
     if min(one.empty, default=0) < 0 or size > _LARGEST_STATE:
         return f"has the shape {list(one.empty)}"
     if abs(one.start) > _LARGEST_NUMBER:

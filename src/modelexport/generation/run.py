@@ -27,6 +27,7 @@ from modelexport.generation.records import (
     read_generation,
 )
 from modelexport.onnx_file.model_file import StrPath, as_path
+from modelexport.option_values import spell_option
 from modelexport.verification.records import Array
 from modelexport.verification.runtime import OPTIMIZED, Session
 
@@ -82,7 +83,9 @@ def generate(
     """
     path = as_path(path)
     if max_new_tokens < 1:
-        raise ArgumentError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
+        raise ArgumentError(
+            f"{spell_option('max_new_tokens')} must be 1 or more, got {max_new_tokens}"
+        )
     record = read_generation(path)
     tokenizer = load_tokenizer(path, record, needed=text is not None)
     prompt = make_prompt(record, tokenizer, text, input_ids, inputs)

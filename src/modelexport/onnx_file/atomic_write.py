@@ -293,6 +293,8 @@ def check_output_path(output_path: object, suffix: str = ".onnx") -> Path:
         hint = f"name it, for example, model{suffix}"
         raise ArgumentError(f"the output {target.name!r} does not end in {suffix}", hint=hint)
     try:
+        if "\0" in str(target):  # is_dir() returns False for it
+            raise ValueError("embedded null character")
         has_parent, is_folder = target.parent.is_dir(), target.is_dir()
     except (OSError, ValueError) as error:
         raise ArgumentError(

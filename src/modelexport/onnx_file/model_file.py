@@ -110,11 +110,12 @@ def open_mapped(path: Path, whole: bool = False) -> Iterator[wire.Buffer]:
     with file:
         if os.fstat(file.fileno()).st_size == 0:
             raise FormatError(f"{path} is empty", hint="write it again")
-        if whole and hasattr(mmap, "MAP_POPULATE"):
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            memory = mmap.mmap(file.fileno(), 0, flags, mmap.PROT_READ)
-        else:
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with _map_read_errors(path):
+            if whole and hasattr(mmap, "MAP_POPULATE"):
+                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+                memory = mmap.mmap(file.fileno(), 0, flags, mmap.PROT_READ)
+            else:
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         view = memoryview(memory)
         try:
             yield view
@@ -281,11 +282,14 @@ def as_path(value: object) -> Path:
 
     Raises:
         ArgumentTypeError: It is not a path.
+        ArgumentError: No file can have this name.
     """
     if not isinstance(value, str | os.PathLike):
         raise ArgumentTypeError(
             f"the path is {describe_type(value)}", hint="pass the path of an .onnx file"
         )
+    if "\0" in os.fsdecode(value):
+        raise ArgumentError(f"no file can have the name {value!r}", hint="check the path")
     return Path(value)
 
 

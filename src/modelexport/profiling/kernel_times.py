@@ -180,8 +180,15 @@ def read_profile(events: Sequence[Mapping[str, Any]], warmup: int) -> _Times:
 
     Returns:
         The kernels by the name of their node, and the time of each run.
+
+    Raises:
+        FormatError: It has no run after the warm-up.
     """
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == _RUN)[warmup:]
+    if not spans:
+        raise FormatError(
+            "ONNX Runtime recorded none of the measured runs", hint="measure fewer runs"
+        )
     starts = [start for start, _ in spans]
     kernels: dict[str, _Kernel] = {}
     for event in events:

@@ -187,7 +187,8 @@ def _make_profile(
 def _check_numbers(optimization: str, runs: int, warmup: int, threads: int | None) -> None:
     if optimization not in OPTIMIZATIONS:
         raise ArgumentError(
-            f"optimization must be one of {', '.join(OPTIMIZATIONS)}, got {optimization!r}"
+            f"{spell_option('optimization')} must be one of {', '.join(OPTIMIZATIONS)}, "
+            f"got {optimization!r}"
         )
     for name, value, least in (("runs", runs, 1), ("warmup", warmup, 0), ("threads", threads, 1)):
         if value is not None and value < least:

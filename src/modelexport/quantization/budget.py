@@ -12,7 +12,7 @@ from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, de
 from modelexport.option_values import spell_option
 from modelexport.quantization.candidates import Candidate, split_modules
 from modelexport.quantization.results import ModuleSensitivity, Results
-from modelexport.quantization.sensitivity import check_depth, measure_all, nothing_to_convert
+from modelexport.quantization.sensitivity import measure_all, nothing_to_convert
 from modelexport.quantization.variants import Workbench
 
 _MOST_RETURNED = 8
@@ -99,7 +99,6 @@ def choose_kept(
     Raises:
         ArgumentError: No choice that quantizes anything meets the limit.
     """
-    check_depth(depth)
     converted = bench.converted_nodes() - in_float
     within = [i for i in range(len(bench.prepared.names)) if i not in in_float]
     _, candidates = split_modules(bench.prepared.model, within, converted, depth)

@@ -18,6 +18,7 @@ from modelexport.onnx_file.model_file import (
 from modelexport.quantization.budget import Choice, KeptModule, check_limit, choose_kept
 from modelexport.quantization.convert import Target
 from modelexport.quantization.samples import OutputError, SampleSource
+from modelexport.quantization.sensitivity import check_depth
 from modelexport.quantization.variants import (
     Workbench,
     changed_nodes,
@@ -107,6 +108,7 @@ def quantize(
     """
     source, target = as_path(path), check_output_path(output_path)
     kind, limit, step = parse_target(to), check_limit(max_error), on_step or (lambda _: None)
+    check_depth(depth)
     _check_files(source, target)
     nodes_in_float(load(source), keep, only)  # refuses files and patterns before anything runs
     with transaction(target.parent) as stage:

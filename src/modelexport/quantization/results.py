@@ -15,6 +15,7 @@ from modelexport.quantization.candidates import Candidate
 from modelexport.quantization.samples import OutputError, Samples
 from modelexport.quantization.variants import Workbench
 from modelexport.tagged.model import load
+from modelexport.tagged.records import UNREADABLE
 from modelexport.verification.runtime import import_onnxruntime
 
 
@@ -114,7 +115,7 @@ def open_results(resume: StrPath | None, bench: Workbench) -> Results:
             recorded = msgspec.json.decode(path.read_bytes(), type=_Recorded)
         except OSError as error:
             raise FileError(f"cannot read {resume}: {error.strerror}") from error
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise FormatError(
                 f"{resume} is not a file of results", hint="name another file to resume from"
             ) from error

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, FormatError, describe_type
 from modelexport.onnx_file.model_file import StrPath, as_path
+from modelexport.option_values import spell_option
 from modelexport.quantization.candidates import Candidate, matching_modules, split_modules
 from modelexport.quantization.convert import Target
 from modelexport.quantization.results import ModuleSensitivity, Results, Sensitivity, open_results
@@ -118,9 +119,11 @@ def check_depth(depth: object) -> None:
     if depth is None:
         return
     if isinstance(depth, bool) or not isinstance(depth, int):
-        raise ArgumentTypeError(f"depth is {describe_type(depth)}", hint="pass a number, from 1")
+        raise ArgumentTypeError(
+            f"{spell_option('depth')} is {describe_type(depth)}", hint="pass a number, from 1"
+        )
     if depth < 1:
-        raise ArgumentError(f"depth must be 1 or more, got {depth}")
+        raise ArgumentError(f"{spell_option('depth')} must be 1 or more, got {depth}")
 
 
 def nothing_to_convert(name: str, to: Target) -> ArgumentError:

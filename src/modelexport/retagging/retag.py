@@ -20,6 +20,7 @@ from modelexport.onnx_file.model_file import (
     check_no_overwrite,
     copy_data_files,
     open_mapped,
+    opset_imports,
     parse_model,
     require_data_file,
 )
@@ -293,7 +294,7 @@ def _build_map(
     carried = carry_records(modules, answers, results)
     paths = {answer.path for answer in answers}
     tag_of = {path: modules.carried_tag(path) or "/" for path in paths}
-    opset = next((e.version for e in new.proto.opset_import if e.domain in ("", "ai.onnx")), 0)
+    opset = opset_imports(new.proto).get("ai.onnx", 0)
     model = msgspec.structs.replace(
         records.model, onnx=target.name, opset=opset, ir_version=new.proto.ir_version
     )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.errors import SourceError, first_line, suggest_name
+from modelexport.errors import SourceError, causes, first_line, suggest_name
 from modelexport.option_values import spell_option
 from modelexport.packages import import_package
 
@@ -194,6 +194,16 @@ def _load_error(hub: Hub, error: BaseException, as_class: str = "") -> SourceErr
     return SourceError(f"cannot load {hub.name!r}{as_class}: {reason}", hint=hint)
 
 
+def save_random_weights(folder: Path, seed: int) -> None:
+    """Complete a folder that has a configuration and a tokenizer with seeded random weights."""
+    transformers = import_transformers()
+    torch.manual_seed(seed)
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(folder))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 def _near_folder(path: Path) -> Path | None:
     """Return the folder of a model whose name is nearest to a misspelt one."""
     try:
@@ -206,15 +216,12 @@ def _near_folder(path: Path) -> Path | None:
 
 def _is_offline(error: BaseException) -> bool:
     """Return whether loading failed because the hub could not be reached."""
-    cause: BaseException | None = error
-    while cause is not None:
+    return any(
         # By its name: it is in a package that only transformers depends on.
-        if type(cause).__name__ == "LocalEntryNotFoundError":
-            return True
-        if isinstance(cause, ConnectionError | TimeoutError | socket.gaierror):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
+        type(cause).__name__ == "LocalEntryNotFoundError"
+        or isinstance(cause, ConnectionError | TimeoutError | socket.gaierror)
+        for cause in causes(error)
+    )
 
 
 class Processors(NamedTuple):

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from modelexport.capture.module_tree import named_args
-from modelexport.errors import SourceError, first_line
+from modelexport.errors import FileError, FormatError, SourceError, first_line
 from modelexport.tagged.records import UNREADABLE
+from modelexport.verification.feeds import read_arrays
 
 _FORM = (
     'write it as {"NAME": {"shape": [1, 8], "dtype": "int64", "range": [0, 100]}}, '
@@ -73,15 +74,13 @@ def read_specs(path: Path) -> dict[str, InputSpec | torch.Tensor]:
 
 
 def _read_arrays(path: Path) -> dict[str, InputSpec | torch.Tensor]:
-    """Read the arrays of an .npz file, without unpickling anything."""
+    """Read the arrays of an .npz file as tensors."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {
-                name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files
-            }
-    except OSError:
-        raise
-    except Exception as error:  # numpy, zipfile and its decompressors raise many unrelated types
+        arrays = read_arrays(path)
+        return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays}
+    except (FileError, FormatError) as error:
+        raise SourceError(error.message, hint=error.hint) from error
+    except TypeError as error:
         raise SourceError(
             f"{path} is not an .npz file of numbers: {first_line(error)}",
             hint="save it with numpy.savez",

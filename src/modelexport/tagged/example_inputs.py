@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from modelexport.errors import FormatError, first_line
 from modelexport.tagged.records import ExampleInput
 
 Array = np.ndarray[Any, Any]
@@ -43,13 +44,31 @@ def record_example(array: Array) -> ExampleInput:
 
 
 def draw_example(example: ExampleInput, generator: np.random.Generator) -> Array:
-    """Draw an input like a recorded one, uniformly from the range of its values."""
+    """Draw an input like a recorded one, uniformly from the range of its values.
+
+    Raises:
+        FormatError: The record is damaged.
+    """
+    try:
+        return _draw(example, generator)
+    except (TypeError, ValueError, OverflowError, MemoryError) as error:
+        raise FormatError(
+            f"the recorded example inputs cannot be made again: {first_line(error)}",
+            hint="pass inputs of your own",
+        ) from error
+
+
+def _draw(example: ExampleInput, generator: np.random.Generator) -> Array:
     dtype = np.dtype(example.dtype)
     if example.values is not msgspec.UNSET:
         return np.array(example.values).reshape(example.shape).astype(dtype)
     if dtype.kind in "iub":
-        bounds = int(example.low), int(example.high)
-        return generator.integers(*bounds, example.shape, endpoint=True).astype(dtype)
+        wide = np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
+        # The record has floats, which round the largest integers up.
+        most = int(np.iinfo(wide).max)
+        least, greatest = (min(int(bound), most) for bound in (example.low, example.high))
+        drawn: Array = generator.integers(least, greatest, example.shape, dtype=wide, endpoint=True)
+        return drawn.astype(dtype)
     low, high = example.low, example.high
     if low == high:
         low, high = low - 1, high + 1

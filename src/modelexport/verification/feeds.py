@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +33,6 @@ class Feeds(NamedTuple):
 def make_feeds(
     model: TaggedModel,
     inputs: StrPath | Mapping[str, Array] | None = None,
-    seed: int = 0,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Feeds:
     """Return inputs for a file.
@@ -43,7 +41,6 @@ def make_feeds(
         model: The file.
         inputs: Arrays by input name, or an `.npz` file with them; None for those that the export
             recorded, or random ones for a file without such a record.
-        seed: The seed of what is drawn.
         shapes: Other shapes by input name, for a file with symbolic axes; the axes of the other
             inputs follow.
 
@@ -77,7 +74,7 @@ def make_feeds(
                     hint="only symbolic axes can have other sizes",
                 )
         return Feeds({name: values[name] for name in names}, source)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     records = model.records
     examples = records.export.example_inputs if records is not None else {}
     declared = {value.name: value for value in model.proto.graph.input if value.name in names}
@@ -109,16 +106,19 @@ def _reshape(
                 f"the input {name!r} is {describe_shape(info.shape)}, got {describe_shape(shape)}",
                 hint="only symbolic axes can have other sizes; export with --dynamic",
             )
-        for dim, size in zip(info.shape, shape, strict=True):
+        # An input without a declared shape has no axes here, whatever its rank is.
+        for dim, size in zip(info.shape, shape, strict=False):
             if isinstance(dim, str):
                 symbols[dim] = size
     resized = {}
     for name, example in examples.items():
         (info,) = tensor_infos([declared[name]])
-        sizes = zip(info.shape, shapes.get(name, example.shape), strict=True)
-        shape = tuple(
-            symbols.get(dim, size) if isinstance(dim, str) else size for dim, size in sizes
-        )
+        shape = tuple(shapes.get(name, example.shape))
+        if info.shape:
+            shape = tuple(
+                symbols.get(dim, size) if isinstance(dim, str) else size
+                for dim, size in zip(info.shape, shape, strict=False)
+            )
         values = example.values if shape == example.shape else msgspec.UNSET
         resized[name] = msgspec.structs.replace(example, shape=shape, values=values)
     return resized
@@ -161,11 +161,12 @@ def read_arrays(path: Path) -> dict[str, Array]:
         FormatError: It is not an `.npz` file of numbers.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # numpy leaves a file open that it opened and cannot read.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or first_line(error)}") from error
-    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError, KeyError) as error:
+    except Exception as error:  # numpy, zipfile and its decompressors raise many unrelated types
         raise FormatError(
             f"{path} is not an .npz file of numbers: {first_line(error)}",
             hint="save it with numpy.savez",

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
+from modelexport.option_values import spell_option
 from modelexport.tagged.example_inputs import Array as Array
 from modelexport.tagged.example_inputs import numeric_kind
 
@@ -129,9 +130,13 @@ def make_tolerance(atol: float, rtol: float) -> Tolerance:
     """
     for name, value in (("atol", atol), ("rtol", rtol)):
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ArgumentTypeError(f"{name} is {describe_type(value)}", hint="pass a number")
+            raise ArgumentTypeError(
+                f"{spell_option(name)} is {describe_type(value)}", hint="pass a number"
+            )
         if not 0 <= value < float("inf"):
-            raise ArgumentError(f"{name} must be a finite number, 0 or more, got {value}")
+            raise ArgumentError(
+                f"{spell_option(name)} must be a finite number, 0 or more, got {value}"
+            )
     return Tolerance(float(atol), float(rtol))
 
 

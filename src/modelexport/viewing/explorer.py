@@ -40,7 +40,10 @@ class ExplorerFiles(msgspec.Struct, frozen=True):
 
 
 def write_model_explorer(
-    path: StrPath, output_path: StrPath, overlays: Iterable[Overlay] = ()
+    path: StrPath,
+    output_path: StrPath,
+    overlays: Iterable[Overlay] = (),
+    sources: Iterable[StrPath] = (),
 ) -> ExplorerFiles:
     """Write a model as a JSON file that Model Explorer opens.
 
@@ -51,12 +54,13 @@ def write_model_explorer(
         path: The model file.
         output_path: The file to write, which ends in `.json`.
         overlays: Values of modules. Each module also lists its own in the side panel.
+        sources: The files that the overlays were read from.
 
     Returns:
         The files and what is in them.
 
     Raises:
-        ArgumentError: An output would overwrite a file of the model.
+        ArgumentError: An output would overwrite a file of the model, or one of the sources.
         FileError: A file cannot be read or written.
         FormatError: The file is not an ONNX model.
     """
@@ -67,6 +71,8 @@ def write_model_explorer(
         files = dict(zip(_data_files(target, given), given, strict=True))
         own = (*external_files(builder.model.proto), sidecar_path(source).name)
         check_no_overwrite(source, own, target, *files)
+        for read in sources:
+            check_no_overwrite(as_path(read), (), target, *files)
         encode = msgspec.json.encode
         with transaction(target.parent) as stage:
             for number, (file, overlay) in enumerate(files.items()):
