@@ -226,7 +226,7 @@ def _details(result: Analysis) -> Iterator[RenderableType]:
             yield line(f"nodes     {module.nodes:,}{own}: {join_counts(module.operators)}", 2)
         if module.parameters or module.bytes:
             yield line(f"data      {_parameters(result.file, module)}", 2)
-        for title, names in (("reads    ", module.inputs), ("gives    ", module.outputs)):
+        for title, names in (("inputs   ", module.inputs), ("outputs  ", module.outputs)):
             if names:
                 yield line(f"{title} {join_names(names, _MOST)}", 2)
     if not result.modules:

@@ -84,8 +84,8 @@ def _boundary(
     inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
 ) -> Iterator[RenderableType]:
     """Show the values that enter and leave a module."""
-    yield line(f"takes {join_names(map(describe_tensor, inputs), _MOST) or 'nothing'}", 2)
-    yield line(f"gives {join_names(map(describe_tensor, outputs), _MOST)}", 2)
+    yield line(f"inputs  {join_names(map(describe_tensor, inputs), _MOST) or 'nothing'}", 2)
+    yield line(f"outputs {join_names(map(describe_tensor, outputs), _MOST)}", 2)
 
 
 def describe_extraction(out: Path, record: ExtractionRecord) -> Iterator[RenderableType]:
