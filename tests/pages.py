@@ -23,7 +23,7 @@ _FENCE = re.compile(r"^( *)```(.*)$")
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _EXITS = re.compile(r"# exits with (\d+)")
-_MEASURED = re.compile(r" *(\d+\.\d+(e[-+]?\d+)?|\de[-+]\d+)")
+_MEASURED = re.compile(r"( ?) *(\d+\.\d+(e[-+]?\d+)?|\de[-+]\d+)")
 _SHELL = set("|&;<>$`*")
 _OURS = ("modelexport", ".venv/bin/modelexport")
 _COMMAND = re.compile(r"^\s*(\$ |modelexport |\.venv/|make |pip |python )")
@@ -216,4 +216,4 @@ def _pattern(line: str) -> re.Pattern[str]:
 
 
 def _measured(line: str) -> str:
-    return _MEASURED.sub("#", line.rstrip())
+    return _MEASURED.sub(r"\1#", line.rstrip())
