@@ -23,6 +23,7 @@ from benchmarks.models import tower
 from benchmarks.peers import extract_all
 from benchmarks.retagging import count_ways
 from benchmarks.rewriting import TOOLS
+from benchmarks.shares import import_row, profile_row
 from benchmarks.table import Row, format_line, format_page, growth_row, ratio_row
 
 import modelexport
@@ -169,6 +170,17 @@ def test_one_table_with_a_command_in_every_row() -> None:
     )
     assert all(text.endswith("`python -m benchmarks x` |") for text in table[2:])
     assert "peer 2.000 s" in format_line(rows[0])
+
+
+def test_shares_of_a_profile_name_files_and_packages(tmp_path: Path) -> None:
+    path, _, _ = export("bert", "htp", tmp_path)
+    files = profile_row("analyze", lambda: modelexport.analyze(path)).ours.split(", ")
+    packages = import_row("start", ("-c", "import modelexport.options")).ours.split(", ")
+    for parts, expected in ((files, "analysis/analyze"), (packages, "modelexport")):
+        named = (part.removesuffix("%").rsplit(" ", 1) for part in parts)
+        shares = {name: int(share) for name, share in named}
+        assert shares[expected] > 0
+        assert 50 < sum(shares.values()) <= 102, "rounded"
 
 
 def test_timed_functions_exist() -> None:
