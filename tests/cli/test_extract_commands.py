@@ -276,12 +276,17 @@ def test_verify_makes_the_inputs_of_the_export(folder: Path) -> None:
     [
         (
             ("nets.py:make", "net.onnx", "--atol", "-1"),
-            "atol must be a finite number, 0 or more, got -1.0",
+            "--atol must be a finite number, 0 or more, got -1.0",
         ),
         (("nets.py:make", "net.onnx", "--module", "blocks.9"), "near it: blocks."),
         (("nets.py:none", "net.onnx"), "none"),
         (("nets.py:make", "none.onnx"), "cannot read none.onnx"),
-        (("nets.py:make", "net.onnx", "--output-file", "nets.py"), "is a model or a part of one"),
+        (("nets.py:make", "net.onnx", "--output-file", "nets.py"), "would overwrite what is read"),
+        (("nets.py:make", "net.onnx", "--output-file", "x.onnx"), "has the name of a model"),
+        (
+            ("nets.py:make", "net.onnx", "--input-specs", "in.json", "--output-file", "in.json"),
+            "would overwrite what is read",
+        ),
     ],
 )
 def test_verify_reports_bad_input_in_one_line(

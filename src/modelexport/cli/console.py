@@ -212,16 +212,17 @@ def check_output(output_file: Path | None, *inputs: Path | None) -> None:
     from modelexport.tagged.model import load
     from modelexport.tagged.records import sidecar_path
 
+    hint = "choose another output file"
     check_output_path(output_file, suffix="")
+    if output_file.suffix == ".onnx":
+        raise ArgumentError(f"{output_file} has the name of a model", hint=hint)
     for path in filter(None, inputs):
         own = {path.resolve(), sidecar_path(path).resolve()}
         if output_file.exists() and path.suffix == ".onnx":
             with suppress(ModelExportError):
                 own |= {(path.parent / name).resolve() for name in load(path).data_files}
-        if output_file.resolve() in own or output_file.suffix == ".onnx":
-            raise ArgumentError(
-                f"{output_file} is a model or a part of one", hint="choose another output file"
-            )
+        if output_file.resolve() in own:
+            raise ArgumentError(f"{output_file} would overwrite what is read", hint=hint)
 
 
 def plain_table(titles: dict[str, bool], rows: Iterable[Sequence[str]]) -> RenderableType:

@@ -129,7 +129,8 @@ def verify_command(
     agrees, 1 if a module differs beyond tolerance or nothing could be compared, 2 for bad input or
     usage, 3 if the model does not run.
     """
-    check_output(output_file, onnx, *source_files(model))
+    specs = source_options["input_specs"]
+    check_output(output_file, onnx, *source_files(model), Path(specs) if specs else None)
     make_tolerance(atol, rtol)  # fail before torch is loaded
     with progress(verbose=False) as on_step:
         answer = _verify(
