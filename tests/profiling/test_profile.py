@@ -333,7 +333,7 @@ def test_a_damaged_npz_is_one_error(tmp_path: Path) -> None:
         (("m.onnx", "--runs", "0"), "--runs"),
         (("m.onnx", "--input-shape", "3"), "NAME=2,128"),
         (("m.onnx", "--inputs", "absent.npz"), "absent.npz"),
-        (("m.onnx", "--output-file", "m.onnx"), "m.onnx is a model"),
+        (("m.onnx", "--output-file", "m.onnx"), "m.onnx has the name of a model"),
     ],
 )
 def test_what_people_get_wrong(
