@@ -80,7 +80,7 @@ def _read_arrays(path: Path) -> dict[str, InputSpec | torch.Tensor]:
         return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays}
     except (FileError, FormatError) as error:
         raise SourceError(error.message, hint=error.hint) from error
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # torch has fewer types and byte orders than numpy
         raise SourceError(
             f"{path} is not an .npz file of numbers: {first_line(error)}",
             hint="save it with numpy.savez",
