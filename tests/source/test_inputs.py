@@ -249,8 +249,14 @@ def test_specs_that_are_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.must
-def test_objects_in_an_npz_are_not_unpickled(tmp_path: Path) -> None:
-    np.savez(tmp_path / "inputs.npz", tokens=np.array([print], dtype=object))
+@pytest.mark.parametrize(
+    "array", [np.array([print], dtype=object), np.zeros(2, ">f4"), np.array(["text"])]
+)
+def test_what_is_no_tensor_in_an_npz_is_not_read(
+    array: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    """Above all, objects are not unpickled."""
+    np.savez(tmp_path / "inputs.npz", tokens=array)
     with pytest.raises(SourceError, match=r"is not an \.npz file of numbers"):
         make_example_inputs(
             LoadedModel(Two(), "two"), InputRequest(specs=tmp_path / "inputs.npz"), seed=0
