@@ -8,7 +8,6 @@ DEMO_DIR ?= demo-output
 TORCH ?= 2.15.0
 COMPAT := build/compat-$(TORCH)
 INSTALLED := build/installed
-COMPAT_TESTS ?= -n 2 -q tests/test_value.py tests/test_architectures.py tests/capture
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: demo quick test tools generation lint viewer docs docs-site pictures sweep fuzz bench compat dist dist-test clean
@@ -68,7 +67,8 @@ bench: $(READY)
 # The proof on another version of torch. Its wheels bring several GB of CUDA packages.
 compat: $(COMPAT)/.ready
 	@rm -f $(COMPAT)/result.xml
-	@status=0; $(COMPAT)/bin/pytest --junit-xml $(COMPAT)/result.xml $(COMPAT_TESTS) || status=$$?; \
+	@status=0; $(COMPAT)/bin/pytest -n 2 -q --junit-xml $(COMPAT)/result.xml \
+		tests/test_value.py tests/test_architectures.py tests/capture || status=$$?; \
 	$(COMPAT)/bin/python -m sweep.torch_versions $(COMPAT)/result.xml $(TORCH) || status=1; \
 	exit $$status
 

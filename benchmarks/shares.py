@@ -1,4 +1,4 @@
-"""Say where the time goes of what misses its aim, by a profile of one more run."""
+"""Say where the time goes, by a profile of one more run."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def import_row(what: str, arguments: tuple[str, ...]) -> Row:
         own, *_, name = columns.split("|") if "|" in columns else ("", "")
         if own.strip().isdecimal():
             package = name.strip().partition(".")[0].lstrip("_")
-            known = package in (_SOURCE, "click", "msgspec", "onnx", "google", "numpy", "rich")
-            microseconds[package if known else "standard library"] += int(own)
+            standard = {package, f"_{package}"} & sys.stdlib_module_names
+            microseconds["standard library" if standard else package] += int(own)
     return _row(what, microseconds, "share of each package in the imports")
 
 

@@ -29,7 +29,8 @@ _NOTES = """\
 - After another tool, *doc_string only* counts the tags that the tool kept, *names only* the nodes
   with the output or the name of an original node. A module is *wrong* if the value of the node, on
   inputs that were not used for the match, is that of nodes of other modules.
-- After another tool, all nodes of its file are counted, including those that it added.
+- After another tool, all nodes of its file are counted, including those that it added. *Of another
+  module* are nodes whose module differs from that of the node with the same value before.
 """
 
 

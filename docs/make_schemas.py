@@ -32,10 +32,12 @@ from modelexport.source.input_specs import InputSpec
 from modelexport.tagged.records import (
     FORMAT,
     EmbeddedMap,
+    ExampleInput,
     ExportRecord,
     ExtractionRecord,
     ModelRecord,
     NodeRecord,
+    RetagRecord,
     Sidecar,
     Statistics,
     TensorInfo,
@@ -91,9 +93,9 @@ SCHEMAS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 """By name: the record, a title, and properties that the record does not define."""
 
 TABLES = (
-    *(NodeTag, EmbeddedMap, Sidecar, ModelRecord, ExportRecord, SourceOptions, ExtractionRecord),
-    *(ModuleRecord, NodeRecord, TensorRecord, TensorInfo, Statistics, InputSpec),
-    FunctionsRecord,
+    *(NodeTag, EmbeddedMap, Sidecar, ModelRecord, ExportRecord, SourceOptions, ExampleInput),
+    *(RetagRecord, ExtractionRecord, ModuleRecord, NodeRecord, TensorRecord, TensorInfo),
+    *(Statistics, InputSpec, FunctionsRecord),
     *(GenerationFile, GenerationPart, GenerationInput, TokenIds),
 )
 """The records whose fields formats.md lists."""

@@ -71,6 +71,8 @@ def main(
     """
     names = targets or tuple(TARGETS)
     if again is not None:
+        if page is not None:
+            raise click.UsageError("--repeat writes no page: leave --page out")
         sys.exit(max(_repeat(name, again) for name in names))
     if jobs == 1:
         outcomes = [search_by_name(name, cases, seed) for name in names]

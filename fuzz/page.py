@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fuzz.limits import Limits
-from fuzz.search import Outcome
+from fuzz.search import LARGEST, Outcome
 from fuzz.targets import TARGETS
 
 TITLES = ("target", "cases", "accepted", "seconds", "slowest case", "most memory", "flaws")
@@ -20,7 +20,8 @@ Damaged files of every format, given to every function and command that reads th
 A case is a file that was changed, or made from a grammar. Each reader of its format runs on it, in
 a process of its own. A flaw is a reader that fails without an error of modelexport, writes a wrong
 file, or takes more than {_LIMITS.seconds:g} seconds or more memory than the limit, which is
-{_LIMITS.memory >> 20} MiB for most formats. `accepted` counts the cases that a reader accepted.
+{_LIMITS.memory >> 20} MiB for most formats. A case has at most {LARGEST >> 20} MiB.
+`accepted` counts the cases that a reader accepted.
 """
 
 

@@ -25,7 +25,7 @@ _PROGRESS = 1000
 """Cases between two lines of progress."""
 _ROUND = 1000
 """Cases per run of hypothesis, which keeps them all: a process that grows is slow to fork."""
-_LARGEST = 32 << 20
+LARGEST = 32 << 20
 """The most bytes of a case: mutations that repeat fields add up, and limits are for usual sizes."""
 _SHRINKS = 200
 """Attempts to shrink a case that fails."""
@@ -158,7 +158,7 @@ class _Search:
 
     def _run_case(self, files: Files) -> None:
         digest = hashlib.sha256(msgspec.msgpack.encode(files)).digest()
-        if digest in self._seen or sum(map(len, files.values())) > _LARGEST:
+        if digest in self._seen or sum(map(len, files.values())) > LARGEST:
             reject()
         self._seen.add(digest)
         verdict, outcome = self._judge(files), self.outcome

@@ -34,8 +34,10 @@ def add_result(page: Path, result: Path, version: str) -> str:
     table = read_table(page)
     rows = {row.split("|")[1].strip(): row for row in table.splitlines()[2:]}
     rows[version] = f"| {version} | {passed} | {failed} | {skipped} |"
-    by_version = sorted(rows, key=lambda name: [int(part) for part in name.split(".")])
+    by_version = sorted(rows, key=lambda name: [int(part) for part in re.findall(r"\d+", name)])
     text = page.read_text(encoding="utf-8")
+    if table not in text:
+        raise ValueError(f"{page} has no table of versions of torch")
     new_table = "\n".join((_TITLES, *(rows[name] for name in by_version)))
     page.write_text(text.replace(table, new_table), encoding="utf-8")
     return f"torch {version}: {passed} passed, {failed} failed, {skipped} skipped"

@@ -67,7 +67,7 @@ def copied(path: Path, folder: Path) -> Path:
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def edit(path: Path, damage: Damage) -> None:

@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 
 import modelexport
+from damage import everything
 from modelexport import errors
 from modelexport.cli.main import main
 from modelexport.options import MODEL_KEYWORDS, SOURCE_KEYWORDS
@@ -237,6 +238,26 @@ def test_export_source_names_the_argument_of_the_wrong_type(
 def test_export_source_checks_the_opset_before_it_loads_a_model() -> None:
     with pytest.raises(modelexport.ArgumentError, match="opset 3 is out of range"):
         modelexport.export_source("no/such-model", "m.onnx", opset_version=3)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "htp", "jit_graph": "nets.py"}, "the graph file nets.py would overwrite"),
+        ({"strategy": "fx", "fx_graph": "./in.json", "input_specs": "in.json"}, "would overwrite"),
+        ({"input_specs": "in\0.json"}, "no file can have the name"),
+    ],
+)
+def test_no_graph_overwrites_what_an_export_reads(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("nets.py", "in.json"):
+        Path(name).write_text("unchanged")
+    with pytest.raises(modelexport.ArgumentError, match=message):
+        modelexport.export_source("nets.py:make", "m.onnx", **options)
+    assert everything(tmp_path) == {"nets.py": b"unchanged", "in.json": b"unchanged"}
 
 
 def test_export_source_refuses_unknown_options() -> None:

@@ -95,7 +95,8 @@ class ExportOptions(
     strategy: Annotated[
         str,
         _option(
-            "auto (dynamo, else others), fx (dynamo), htp (the tracer), usage_based, or a plugin's."
+            "auto (dynamo, another exporter if it fails), fx (dynamo), htp or usage_based "
+            "(torchscript), or a plugin's."
         ),
     ] = "auto"
     exporter: Annotated[

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Unpack
 
 import msgspec
 
-from modelexport.errors import ArgumentTypeError, describe_type
+from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
 from modelexport.exporters import EXPORTERS, find_exporter
 from modelexport.keywords import SourceKeywords
 from modelexport.modules.tags import make_policy, unmatched_names
+from modelexport.onnx_file.model_file import as_path
 from modelexport.option_values import check_flag, check_function, convert_options, spell_option
 from modelexport.options import (
     SOURCE_KEYWORDS,
@@ -95,6 +96,7 @@ def run_export(
     if options.generation:
         return _run_generation(spec, output, options, on_step or (lambda _: None), verbose)
     check_outputs(output, options)
+    specs = _check_input_files(spec, options)
     step = on_step or (lambda _: None)
     step("load torch and the model")
     import_package("torch")
@@ -115,7 +117,6 @@ def run_export(
         )
         return export_with(source.model, prepared.inputs, output, options, call, verbose)
 
-    specs = None if options.input_specs is None else Path(options.input_specs)
     request = InputRequest(specs, options.input_text, options.input_shapes)
     recorded = recorded_options(options)
     source = open_source(spec, recorded, options.trust_remote_code, _SEED, step)
@@ -144,6 +145,7 @@ def _run_generation(
     from modelexport.generation.request import check_generation_options
 
     check_generation_options(output, options)
+    specs = _check_input_files(spec, options)
     step("load torch and the model")
     import_package("torch")
     from modelexport.generation.export import export_parts
@@ -152,7 +154,6 @@ def _run_generation(
     from modelexport.source.generation_inputs import find_tokenizer, make_generation_inputs
     from modelexport.source.load import open_source
 
-    specs = None if options.input_specs is None else Path(options.input_specs)
     request = InputRequest(specs, options.input_text, options.input_shapes)
     recorded = recorded_options(options)
     source = open_source(spec, recorded, options.trust_remote_code, _SEED, step)
@@ -176,6 +177,23 @@ def _run_generation(
             find_tokenizer(source),
         )
     return SourceExport(report, (*source.notes, *_idle_options(options, report)))
+
+
+def _check_input_files(spec: str, options: ExportOptions) -> Path | None:
+    """Return the specs of the inputs, if no graph file overwrites them or the model.
+
+    Raises:
+        ArgumentError: A graph file would overwrite them, or a path is none.
+    """
+    specs = None if options.input_specs is None else as_path(options.input_specs)
+    read = {path.resolve() for path in filter(None, (*source_files(spec), specs))}
+    for path in graph_files(options).values():
+        if Path(path).resolve() in read:
+            raise ArgumentError(
+                f"the graph file {path} would overwrite a file that the export reads",
+                hint="choose another file",
+            )
+    return specs
 
 
 def _idle_options(options: ExportOptions, report: ExportReport) -> list[str]:

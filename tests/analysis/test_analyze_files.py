@@ -38,15 +38,24 @@ def clean_with_another_sidecar(folder: Path) -> Path:
 
 @pytest.mark.regression
 @pytest.mark.parametrize("output_format", ["summary", "detailed", "json", "csv"])
-def test_a_shape_beyond_any_memory_is_one_line(output_format: str, exported: Path) -> None:
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        ([1 << 62] * 400, "has more elements than fit into any memory"),
+        ([-1, *[1 << 62] * 400], "has a negative size"),
+    ],
+)
+def test_a_shape_beyond_any_memory_is_one_line(
+    output_format: str, dims: list[int], message: str, exported: Path
+) -> None:
     def enlarge(model: onnx.ModelProto) -> None:
-        model.graph.initializer[0].dims[:] = [1 << 62] * 400
+        model.graph.initializer[0].dims[:] = dims
 
     edit(exported, enlarge)
     command = ["analyze", str(exported), "--output-format", output_format]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2
-    assert "has more elements than fit into any memory" in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.regression

@@ -200,9 +200,9 @@ def test_a_tree_that_fills_more_than_a_screen_is_cut_and_says_where_the_rest_is(
     folder: Path,
 ) -> None:
     (folder / "deep.py").write_text(DEEP)
-    command = "`modelexport analyze --output-format json`"
+    command = "modelexport analyze m.onnx --output-format json"
     last = _run("export", "deep.py:deep", "m.onnx")[-1]
-    assert last == f"… and 72 deeper lines; {command} has them all"
+    assert last == f"… and 72 deeper lines; see `{command}`"
     assert len(last) <= 80
     lines = _run("analyze", "m.onnx")
     assert "… and 72 deeper lines; --output-format json has them all" in lines

@@ -281,11 +281,11 @@ def test_verify_makes_the_inputs_of_the_export(folder: Path) -> None:
         (("nets.py:make", "net.onnx", "--module", "blocks.9"), "near it: blocks."),
         (("nets.py:none", "net.onnx"), "none"),
         (("nets.py:make", "none.onnx"), "cannot read none.onnx"),
-        (("nets.py:make", "net.onnx", "--output-file", "nets.py"), "would overwrite what is read"),
+        (("nets.py:make", "net.onnx", "--output-file", "nets.py"), "would overwrite a file"),
         (("nets.py:make", "net.onnx", "--output-file", "x.onnx"), "has the name of a model"),
         (
             ("nets.py:make", "net.onnx", "--input-specs", "in.json", "--output-file", "in.json"),
-            "would overwrite what is read",
+            "would overwrite a file",
         ),
     ],
 )

@@ -155,10 +155,16 @@ def test_sensitivity_to_a_file_and_resumed(folder: Path) -> None:
         ("quantize stack.onnx --sensitivity --only blocs", "near it: blocks"),
         ("quantize stack.onnx --sensitivity --resume bad.npz", "not a file of results"),
         ("quantize broken.onnx q.onnx", "ONNX Runtime rejects the model"),
+        ("quantize stack.onnx --sensitivity --calibration . --output-file bad.npz", "overwrite"),
+        ("quantize stack.onnx q.onnx --calibration data --output-file data/a.npz", "overwrite"),
+        ("quantize stack.onnx q.onnx --output-file q_hierarchy.json", "overwrite"),
+        ("quantize stack.onnx q.onnx --output-file q.onnx.data", "overwrite"),
     ],
 )
 def test_what_people_get_wrong(folder: Path, arguments: str, words: str) -> None:
     modelexport.strip("stack.onnx", "bare.onnx")
+    Path("data").mkdir()
+    np.savez("data/a.npz", other=np.zeros(3))
     np.savez("bad.npz", other=np.zeros(3))
     broken = onnx.load("stack.onnx")
     broken.graph.node[-1].op_type = "Unheard"

@@ -179,8 +179,10 @@ def test_a_fused_module_says_which_module_has_its_operations(strategy: str, tmp_
     modelexport.export_model(model, torch.rand(1, 3, 8, 8), path, strategy=strategy)
     with pytest.raises(ArgumentError, match="its operations are merged into nodes of 1") as error:
         modelexport.extract(path, "0")
-    assert error.value.hint == "choose 1, which has them"
+    assert error.value.hint == "choose 1"
     assert modelexport.extract(path, "1").record.nodes == 1
+    with pytest.raises(ArgumentError, match="its operations are merged into nodes of 1"):
+        modelexport.select(path, "0")
 
 
 def test_one_call_of_a_reused_block(tmp_path: Path) -> None:

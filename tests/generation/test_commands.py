@@ -276,8 +276,12 @@ def test_other_files_beside_a_part(folder: Path, tmp_path: Path) -> None:
         shutil.copy(path, tmp_path)
     (tmp_path / "a_generation.json").write_bytes(b"\xff")
     (tmp_path / "b_generation.json").mkdir()
-    done = run("profile", tmp_path / "m_decode.onnx", "--runs", 1, "--cache-length", 4)
+    command = ("profile", tmp_path / "m_decode.onnx", "--runs", 1, "--cache-length", 4)
+    done = run(*command)
     assert done.exit_code == 0, done.output
+    refused = run(*command, "--output-file", tmp_path / "m_generation.json")
+    assert (refused.exit_code, "would overwrite" in refused.stderr) == (2, True), refused.output
+    assert read_generation(tmp_path / "m_generation.json").parts
 
 
 def test_a_model_without_a_head(folder: Path, tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def test_a_misspelt_folder_is_looked_up_on_the_hub_and_the_near_one_is_named(
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
     with pytest.raises(SourceError, match="there is no network") as failure:
         load_source(misspelt, on_step=steps.append)
-    assert steps == [f"there is no folder {misspelt}: look for it on the Hugging Face hub"]
+    assert steps == [f"load {misspelt} from the Hugging Face hub: there is no such folder"]
     assert failure.value.hint is not None
     assert failure.value.hint.startswith(f"did you mean the folder {encoder.name}? check the netw")
     with pytest.raises(SourceError) as failure:

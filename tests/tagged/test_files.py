@@ -62,6 +62,11 @@ def test_the_largest_integers_are_drawn_again() -> None:
     [
         {"values": (1, 2, 3)},
         {"dtype": "float33"},
+        {"dtype": "(,)f4"},
+        {"dtype": "(2,)f4"},
+        {"dtype": "object"},
+        {"dtype": "void64"},
+        {"dtype": "datetime64[s]"},
         {"shape": (-2,)},
         {"low": 5.0, "high": 1.0},
         {"shape": (1 << 60,)},

@@ -59,9 +59,11 @@ def main() -> None:
         result = run(request.job, lambda step: _send(messages, WorkerMessage(step=step)))
         _send(messages, WorkerMessage(result=result))
     except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+        try:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
     os._exit(0)  # does not wait for threads that the model's code has started
 
 

@@ -205,7 +205,12 @@ def _cell(text: str) -> str:
 
 
 def check_output(output_file: Path | None, *inputs: Path | None) -> None:
-    """Check that an output can be written and overwrites no input, sidecar or data file."""
+    """Check that an output can be written and overwrites no input, sidecar or data file.
+
+    Args:
+        output_file: The output.
+        inputs: What the command reads, and models that it writes; of a folder, its samples.
+    """
     if output_file is None:
         return
     from modelexport.onnx_file.atomic_write import check_output_path
@@ -217,12 +222,16 @@ def check_output(output_file: Path | None, *inputs: Path | None) -> None:
     if output_file.suffix == ".onnx":
         raise ArgumentError(f"{output_file} has the name of a model", hint=hint)
     for path in filter(None, inputs):
-        own = {path.resolve(), sidecar_path(path).resolve()}
-        if output_file.exists() and path.suffix == ".onnx":
-            with suppress(ModelExportError):
-                own |= {(path.parent / name).resolve() for name in load(path).data_files}
-        if output_file.resolve() in own:
-            raise ArgumentError(f"{output_file} would overwrite what is read", hint=hint)
+        own = [path, *path.glob("*.npz")]
+        if path.suffix == ".onnx":
+            own += [sidecar_path(path), path.with_name(f"{path.name}.data")]
+            if output_file.exists():
+                with suppress(ModelExportError):
+                    own += [path.parent / name for name in load(path).data_files]
+        if output_file.resolve() in (each.resolve() for each in own):
+            raise ArgumentError(
+                f"{output_file} would overwrite a file that the command reads or writes", hint=hint
+            )
 
 
 def plain_table(titles: dict[str, bool], rows: Iterable[Sequence[str]]) -> RenderableType:

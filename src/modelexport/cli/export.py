@@ -188,7 +188,7 @@ def _summary(report: ExportReport, verbose: bool, can_vary: bool) -> Iterator[Re
     yield from module_tree(
         modules,
         True,
-        f"`modelexport analyze {COMPLETE}`",
+        f"see `modelexport analyze {report.onnx_path.name} {COMPLETE}`",
         nodes=lambda path: f"{modules[path].nodes:,}",
         status=lambda path: "" if modules[path].status == "nodes" else modules[path].status,
     )

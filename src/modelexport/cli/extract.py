@@ -110,7 +110,7 @@ def describe_extraction(out: Path, record: ExtractionRecord) -> Iterator[Rendera
 def strip_command(onnx: Path, out: Path) -> None:
     """Write ONNX without its map to OUT: byte for byte what torch's own export wrote.
 
-    Of a retagged file, it is what the other tool wrote.
+    For a retagged file, OUT is the file that the other tool wrote.
 
     Where initializers are in a data file and OUT is in another folder, the data file is copied.
 

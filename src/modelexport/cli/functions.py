@@ -40,8 +40,8 @@ def functions_command(
     """Write ONNX to OUT with each call of a module as an ONNX local function, nested as they are.
 
     Netron shows a function as a box that opens. OUT runs as before, and --inline restores ONNX from
-    it. A module of a single operator stays an operator. One that needs results of modules that need
-    its own takes several functions.
+    it. A module of a single operator stays an operator. A module that uses results of modules which
+    use its own is split into several functions.
 
     \b
     Examples:

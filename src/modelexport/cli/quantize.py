@@ -110,7 +110,7 @@ def quantize_command(onnx: Path, out: Path | None, sensitivity: bool, **options:
     """
     output_format, output_file = options.pop("output_format"), options.pop("output_file")
     samples = (options["inputs"], options["calibration"], options["resume"])
-    check_output(output_file, onnx, *samples)
+    check_output(output_file, onnx, out, *samples)
     if sensitivity:
         _measure(onnx, out, output_format, output_file, options)
         return

@@ -59,7 +59,7 @@ def bar(share: float) -> str:
 def module_tree(
     modules: Mapping[str, TreeModule],
     collapse: bool = True,
-    complete: str = COMPLETE,
+    where: str = f"{COMPLETE} has them all",
     /,
     **columns: Callable[[str], str],
 ) -> Iterator[RenderableType]:
@@ -68,7 +68,7 @@ def module_tree(
     Args:
         modules: The modules by path.
         collapse: Whether equal siblings share a line.
-        complete: What to run or to add to see the lines that are left out.
+        where: What to say of the lines that are left out.
         columns: Titles, each with a function that returns the text for a module path.
     """
     from modelexport.analysis.outline import outline, shorten
@@ -80,4 +80,4 @@ def module_tree(
     yield plain_table(titles, rows)
     left_out = len(whole) - len(lines)
     if left_out:
-        yield line(f"… and {plural(left_out, 'deeper line')}; {complete} has them all")
+        yield line(f"… and {plural(left_out, 'deeper line')}; {where}")

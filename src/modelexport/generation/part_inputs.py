@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from modelexport.errors import ArgumentError, FileError, FormatError
-from modelexport.generation.records import GenerationFile, InputRole, read_generation
+from modelexport.generation.records import InputRole, read_generation
 from modelexport.tagged.records import ExportRecord
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def make_part_inputs(
     from modelexport.source.generation_inputs import make_generation_inputs
 
     inputs, origin = make_generation_inputs(source, wanted, seed)
-    record = find_generation(path)
-    longest = None if record is None else record.max_cache_length
+    file = find_generation_file(path)
+    longest = None if file is None else read_generation(file).max_cache_length
     split = split_model(
         source.model,  # type: ignore[arg-type]  # make_generation_inputs has checked it
         widen_inputs(inputs),
@@ -64,7 +64,7 @@ def make_part_inputs(
     raise ArgumentError(f"{source.name} has no part {export.part!r}", hint=f"its parts are {names}")
 
 
-def find_generation(path: Path) -> GenerationFile | None:
+def find_generation_file(path: Path) -> Path | None:
     """Return the generation file beside a part that names it; None if there is none."""
     for candidate in sorted(path.parent.glob("*_generation.json")):
         try:
@@ -72,7 +72,7 @@ def find_generation(path: Path) -> GenerationFile | None:
         except (FileError, FormatError):
             continue
         if any(part.onnx == path.name for part in record.parts.values()):
-            return record
+            return candidate
     return None
 
 
@@ -89,13 +89,14 @@ def cache_shapes(path: Path, length: int) -> dict[str, tuple[int, ...]]:
     Raises:
         ArgumentError: There is no generation file, or the part has no cache that grows.
     """
-    record = find_generation(path)
-    if record is None:
+    file = find_generation_file(path)
+    if file is None:
         raise ArgumentError(
             f"no generation file beside {path.name} names it",
             hint="pass the shape of each input with --input-shape",
         )
-    part = next(part for part in record.parts.values() if part.onnx == path.name)
+    parts = read_generation(file).parts.values()
+    part = next(part for part in parts if part.onnx == path.name)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, one in part.inputs.items():
         match one.role:

@@ -11,6 +11,7 @@ import numpy as np
 
 from modelexport.errors import ArgumentError, SourceError, first_line, plural
 from modelexport.generation.records import ENCODE, MASK, TOKENS, GenerationFile, InputRole
+from modelexport.packages import import_package
 from modelexport.verification.records import Array
 
 # Nothing here imports torch: the files run without it.
@@ -27,6 +28,8 @@ def load_tokenizer(path: Path, record: GenerationFile, needed: bool) -> Any | No
         if needed:
             raise SourceError(f"{path.name} names no tokenizer", hint=ids)
         return None
+    if needed:
+        import_package("transformers", otherwise=ids)
     folder = path.parent / record.tokenizer
     try:
         name = str(folder) if folder.is_dir() else record.tokenizer

@@ -312,10 +312,12 @@ class ModuleIndex(ModuleNames):
             if any(is_within(covered, target.path) for covered in tag.hierarchy_covers)
         }
         if hosts:
-            listed = ", ".join(host or "the root" for host in list(hosts)[:_MAX_SUGGESTIONS])
+            names = [host or "the root" for host in hosts]
+            more = len(names) - _MAX_SUGGESTIONS
+            listed = ", ".join(names[:_MAX_SUGGESTIONS]) + (f" and {more} more" if more > 0 else "")
             return ArgumentError(
                 f"{name} has no nodes: its operations are merged into nodes of {listed}",
-                hint=f"choose {next(iter(hosts)) or 'the root'}, which has them",
+                hint=f"choose {names[0]}" if len(names) == 1 else "choose one of these",
             )
         above = target.path
         while above and not (above in self.records and self.records[above].nodes):

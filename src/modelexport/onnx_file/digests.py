@@ -197,7 +197,7 @@ def initializer_sizes(proto: onnx.ModelProto) -> list[InitializerSize]:
     """Return the sizes of the initializers of the main graph; of sparse ones, what they store.
 
     Raises:
-        FormatError: A shape is larger than any memory.
+        FormatError: No memory holds a tensor of such a shape.
     """
     sizes = [
         InitializerSize(tensor.name, _elements(tensor), _byte_size(tensor))
@@ -212,9 +212,10 @@ def initializer_sizes(proto: onnx.ModelProto) -> list[InitializerSize]:
 
 def _elements(tensor: TensorProto) -> int:
     elements: int = math.prod(tensor.dims)
-    if elements > _MAX_ELEMENTS:
+    if not 0 <= elements <= _MAX_ELEMENTS:
+        size = "a negative size" if elements < 0 else "more elements than fit into any memory"
         raise FormatError(
-            f"initializer {tensor.name!r} has more elements than fit into any memory",
+            f"initializer {tensor.name!r} has {size}",
             hint="its shape is damaged; export the model again",
         )
     return elements

@@ -187,7 +187,7 @@ def find_nodes(
         belongs = _matcher(index, pattern, call, covering)
         nodes = {i for i, tag in enumerate(tags) if tag is not None and belongs(tag)}
         if not nodes:
-            raise _without_nodes(index, pattern, call)
+            raise _without_nodes(index, pattern, call, tags)
         found |= nodes
     return found
 
@@ -230,14 +230,16 @@ def _matcher(
     )
 
 
-def _without_nodes(index: ModuleIndex, pattern: str, call: int | None) -> ArgumentError:
+def _without_nodes(
+    index: ModuleIndex, pattern: str, call: int | None, tags: Sequence[NodeTag | None]
+) -> ArgumentError:
     """Return the error for a pattern whose modules have no nodes."""
     resolution = index.resolve(pattern)
     matches = [p for p in index.tags if resolution.covers(p, index.carried_tag(p))]
     if resolution.path is not None or len(matches) == 1:
         target = index.find(pattern)
         return index.no_nodes_error(
-            target if call is None else msgspec.structs.replace(target, call=call)
+            target if call is None else msgspec.structs.replace(target, call=call), tags
         )
     return ArgumentError(
         f"the {plural(len(matches), 'module')} that match {pattern!r} have no nodes",

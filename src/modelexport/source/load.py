@@ -81,7 +81,7 @@ def load_source(
         _check_spelling(spec)
     if path.is_dir() if exists else factory is None and path.suffix != ".pt2":
         if not exists:
-            on_step(f"there is no folder {spec}: look for it on the Hugging Face hub")
+            on_step(f"load {spec} from the Hugging Face hub: there is no such folder")
         hub = Hub(spec, revision, trust_remote_code)
         model, notes = load_model(hub, Head(task, model_class, random_weights))
         return LoadedModel(model, path.name if exists else spec, hub=hub, notes=notes)

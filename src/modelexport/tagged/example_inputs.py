@@ -14,6 +14,8 @@ Array = np.ndarray[Any, Any]
 
 _MOST_RECORDED = 1024
 """How many integers of an example input are recorded as they are."""
+_NUMBERS = "biufcV"
+"""numpy's kinds of numbers; ml_dtypes registers bfloat16 and the float8 types as kind V."""
 
 
 def record_example(array: Array) -> ExampleInput:
@@ -51,7 +53,7 @@ def draw_example(example: ExampleInput, generator: np.random.Generator) -> Array
     """
     try:
         return _draw(example, generator)
-    except (TypeError, ValueError, OverflowError, MemoryError) as error:
+    except (TypeError, ValueError, OverflowError, SyntaxError) as error:  # numpy parses the type
         raise FormatError(
             f"the recorded example inputs cannot be made again: {first_line(error)}",
             hint="pass inputs of your own",
@@ -60,6 +62,8 @@ def draw_example(example: ExampleInput, generator: np.random.Generator) -> Array
 
 def _draw(example: ExampleInput, generator: np.random.Generator) -> Array:
     dtype = np.dtype(example.dtype)
+    if dtype.name != example.dtype or dtype.kind not in _NUMBERS or dtype.type is np.void:
+        raise TypeError(f"{example.dtype!r} is not a type of numbers")
     if example.values is not msgspec.UNSET:
         return np.array(example.values).reshape(example.shape).astype(dtype)
     if dtype.kind in "iub":
@@ -77,5 +81,4 @@ def _draw(example: ExampleInput, generator: np.random.Generator) -> Array:
 
 def numeric_kind(dtype: np.dtype[Any]) -> str:
     """Return `f` for floats, `i` for signed and unsigned integers, else numpy's kind of a dtype."""
-    # ml_dtypes registers bfloat16 and the float8 types as kind V.
     return {"V": "f", "u": "i"}.get(dtype.kind, dtype.kind)
