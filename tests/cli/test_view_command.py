@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,9 @@ def test_for_model_explorer(tmp_path: Path) -> None:
         (["model.onnx", "a.html", "b.html"], "one or two .onnx files"),
         (["model.onnx", "--overlay", "model_hierarchy.json"], "not the result of a known command"),
         (["model_hierarchy.json"], "not an ONNX"),
+        (["."], ". is a folder"),
+        ([".", "--format", "model-explorer"], ". is a folder"),
+        (["model.onnx", "--overlay", "huge.json"], "huge.json is damaged"),
     ],
 )
 def test_bad_arguments(
@@ -80,6 +84,8 @@ def test_bad_arguments(
 ) -> None:
     export("conv_batch_norm", "fx", tmp_path)
     monkeypatch.chdir(tmp_path)
+    modules = [{"path": "", "own_ms": 10**400}]
+    Path("huge.json").write_text(json.dumps({"kernel_ms": 1, "modules": modules}))
     before = sorted(tmp_path.iterdir())
     result = run("view", *arguments)
     assert result.exit_code == 2

@@ -243,6 +243,32 @@ def test_options_that_cannot_work(options: Any, message: str, tmp_path: Path) ->
         modelexport.export_generation(model, prompt(model), tmp_path / "m", **options)
 
 
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        ({"input_ids": [[1, 2, 3]]}, modelexport.ArgumentTypeError, "input_ids is a list"),
+        ({"input_ids": torch.tensor([1, 2])}, modelexport.ArgumentTypeError, "input_ids is a Ten"),
+        (
+            {"input_ids": torch.tensor([[1, 2]]), "attention_mask": [[1, 1]]},
+            modelexport.ArgumentTypeError,
+            "attention_mask is a list",
+        ),
+        (
+            {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1]])},
+            modelexport.ArgumentError,
+            "attention_mask has the shape",
+        ),
+    ],
+)
+def test_tokens_that_are_no_tensors(
+    inputs: Any, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        modelexport.export_generation(build("llama"), inputs, tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.sanity
 @pytest.mark.parametrize("output", ["", ".", "models/", "/"])
 def test_an_output_without_a_name(output: str) -> None:

@@ -163,6 +163,83 @@ def test_an_initializer_that_is_shared_stays_exact_for_a_kept_module(
     assert {stored[name] for name in kept} == {onnx.TensorProto.FLOAT}
 
 
+class Twice(torch.nn.Module):
+    """One square layer that runs twice, and whose weight is looked up in as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = torch.nn.Linear(WIDTH, WIDTH)
+        self.head = torch.nn.Linear(WIDTH, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.shared.weight[x[:, 0].long().abs() % WIDTH]
+        return self.head(self.shared(self.shared(x).relu()) + found)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize("keep", [(), ("shared",), ("head",)])
+def test_a_weight_with_several_consumers_keeps_its_values(
+    keep: tuple[str, ...], strategy: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    path, out = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    modelexport.export_model(Twice().eval(), torch.randn(4, WIDTH), path, strategy=strategy)
+    report = modelexport.quantize(path, out, keep=keep)
+    check_file(out)
+    assert report.error.size < 0.05
+    assert report.converted > 0
+    ranked = modelexport.measure_sensitivity(path)
+    assert all(each.error is None or each.error.size < 0.05 for each in ranked.modules)
+
+
+class Folded(torch.nn.Module):
+    """A model that returns a value of its parameters alone, too large for dynamo to fold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self.scale = torch.nn.Parameter(torch.rand(200, 100) + 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x).abs() ** (self.scale * 0.5)[0, 0], self.scale - 0.5
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("strategy", ["fx", "htp"])
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("preprocess", [None, True, False])
+def test_an_output_of_constants(
+    to: str, preprocess: bool | None, strategy: str, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    modelexport.export_model(Folded().eval(), torch.randn(4, WIDTH), path, strategy=strategy)
+    report = modelexport.quantize(path, out, to=to, preprocess=preprocess)
+    check_file(out)
+    assert report.error.size < 0.05
+
+
+@pytest.mark.regression
+def test_a_folded_constant_does_not_count_as_converted(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(Folded().eval(), torch.randn(4, WIDTH), path, strategy="fx")
+    with pytest.raises(modelexport.ArgumentError, match="nothing to quantize"):
+        modelexport.quantize(path, tmp_path / "q.onnx", to="int8-static", keep="layer")
+
+
+@pytest.mark.regression
+def test_samples_of_another_precision_calibrate(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(Block().eval(), torch.randn(4, WIDTH), path)
+    (name,) = modelexport.load(path).graph.inputs
+    samples = np.random.default_rng(0).standard_normal((4, WIDTH))
+    assert samples.dtype == np.float64
+    report = modelexport.quantize(
+        path, tmp_path / "q.onnx", to="int8-static", calibration=[{name: samples}]
+    )
+    assert report.converted > 0
+
+
 def test_nodes_without_names_are_kept_by_module(tmp_path: Path) -> None:
     path = export_unnamed_stack(tmp_path)
     out = tmp_path / "q.onnx"

@@ -39,6 +39,34 @@ def test_strip_copies_the_data_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.regression
+@pytest.mark.parametrize("command", ["strip", "functions", "retag"])
+def test_the_data_file_of_another_model_is_not_replaced(command: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        with_weights_outside(tmp_path / name / "m.onnx")
+    original, changed = tmp_path / "a" / "m.onnx", tmp_path / "b" / "m.onnx"
+    write = {
+        "strip": lambda out: modelexport.strip(changed, out),
+        "functions": lambda out: modelexport.to_functions(changed, out),
+        "retag": lambda out: modelexport.retag(original, changed, out, run=False),
+    }[command]
+    before = original.with_name("m.onnx.data").read_bytes()
+    for _ in ("new", "there already"):
+        with pytest.raises(FileError, match=r"m\.onnx\.data already exists, with other data"):
+            write(tmp_path / "a" / "out.onnx")
+        assert original.with_name("m.onnx.data").read_bytes() == before
+        # What the replaced model refers to is not its own, if the original refers to it, too.
+        if command == "retag":
+            (tmp_path / "a" / "out.onnx").write_bytes(original.read_bytes())
+    (tmp_path / "c").mkdir()
+    for _ in ("new", "again"):
+        write(tmp_path / "c" / "out.onnx")
+        with_weights_outside(changed)
+        if command == "retag":
+            changed.with_name("m.onnx.data").write_bytes(before)
+
+
+@pytest.mark.regression
 @pytest.mark.parametrize("link", ["none", "symbolic", "hard"])
 def test_strip_refuses_to_overwrite_its_input(link: str, tmp_path: Path) -> None:
     path = with_weights_outside(tmp_path / "m.onnx").onnx_path

@@ -20,6 +20,7 @@ import modelexport
 from exports import CASES, export
 from modelexport.errors import ArgumentError, FileError, FormatError
 from modelexport.modules.tree import is_within
+from modelexport.viewing.overlays import read_overlays
 from retag.tools import apply
 from viewing.pages import PageModel, read_page
 
@@ -243,6 +244,26 @@ def test_overlays_of_every_command(tmp_path: Path) -> None:
     assert names == ["latency", "bytes", "nodes", "operations"]
     with pytest.raises(FormatError, match="a View is not the result of a known command"):
         modelexport.view(path, overlays=[again])
+
+
+@pytest.mark.regression
+def test_operations_of_a_list_of_modules_count_once(tmp_path: Path) -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    path = tmp_path / "m.onnx"
+    modelexport.export_model(Listed().eval(), torch.rand(2, 8), path, flops=True)
+    whole = next(each.flops for each in modelexport.analyze(path).modules if not each.module)
+    overlays = {each.name: each for each in read_overlays(modelexport.analyze(path))}
+    assert whole == 3 * 2 * 2 * 8 * 8
+    assert overlays["operations"].with_submodules()[""] == whole
 
 
 @pytest.mark.parametrize(

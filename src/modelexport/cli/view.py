@@ -8,6 +8,7 @@ import click
 
 from modelexport.cli.console import format_size, line, note, progress, show
 from modelexport.errors import plural
+from modelexport.onnx_file.model_file import name_beside
 from modelexport.viewing.explorer import write_model_explorer
 from modelexport.viewing.overlays import read_overlays
 from modelexport.viewing.page import check_page, view
@@ -74,7 +75,7 @@ def view_command(
 def _write_model_explorer(onnx: Path, out: Path | None, overlays: tuple[Path, ...]) -> None:
     with progress(f"read {onnx.name}"):
         read = [each for path in overlays for each in read_overlays(path)]
-        files = write_model_explorer(onnx, out or onnx.with_suffix(".json"), read, overlays)
+        files = write_model_explorer(onnx, out or name_beside(onnx, ".json"), read, overlays)
     if files.sidecar_refused:
         note(f"note: the sidecar is not used: {files.sidecar_refused}")
     counts = f"{plural(files.nodes, 'node')} in {plural(files.modules, 'module')}"

@@ -15,7 +15,7 @@ from modelexport.capture.inputs import ModelInputs
 from modelexport.capture.model_state import EXPORT_LOCK, check_model
 from modelexport.capture.trace import Baseline
 from modelexport.capture.transformers_exporter import ALL_AXES
-from modelexport.errors import ArgumentTypeError, ExportError, describe_type
+from modelexport.errors import ArgumentError, ArgumentTypeError, ExportError, describe_type
 from modelexport.generation.parts import (
     ModelPart,
     SplitModel,
@@ -210,6 +210,18 @@ def widen_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     tokens = wide.get(TOKENS)
     if tokens is None:
         return wide
+    for name in (TOKENS, MASK):
+        value = wide.get(name, tokens)
+        if not isinstance(value, torch.Tensor) or value.dim() != 2 or not value.numel():
+            raise ArgumentTypeError(
+                f"{name} is {describe_type(value)}, not a tensor of rows of tokens",
+                hint='let the tokenizer return tensors, with return_tensors="pt"',
+            )
+    if MASK in wide and wide[MASK].shape != tokens.shape:
+        raise ArgumentError(
+            f"{MASK} has the shape {list(wide[MASK].shape)}, and {TOKENS} {list(tokens.shape)}",
+            hint="pass both as the tokenizer returns them",
+        )
     length = max(tokens.shape[1], _LEAST + 1)
     for name in (TOKENS, MASK):
         if name in wide:

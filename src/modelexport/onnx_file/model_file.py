@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import filecmp
 import mmap
 import os
 import shutil
 import stat
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import cast
@@ -43,7 +44,7 @@ def _map_read_errors(
     except FileError:
         raise
     except IsADirectoryError as error:
-        raise FileError(f"{path} is a folder", hint="name the .onnx file in it") from error
+        raise _folder_error(path) from error
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}", hint="check the path") from error
     except (DecodeError, FormatError) as error:
@@ -218,7 +219,13 @@ def check_no_overwrite(source: Path, data_files: Iterable[str], *targets: Path) 
             )
 
 
-def copy_data_files(stage: Transaction, source: Path, names: Sequence[str], target: Path) -> None:
+def copy_data_files(
+    stage: Transaction,
+    source: Path,
+    names: Sequence[str],
+    target: Path,
+    keep: Collection[Path] = (),
+) -> None:
     """Add the data files of a model to the files to write, if the target is in another folder.
 
     Args:
@@ -226,10 +233,11 @@ def copy_data_files(stage: Transaction, source: Path, names: Sequence[str], targ
         source: The model.
         names: The names of its data files.
         target: The model file that is written with them.
+        keep: Further files that are read, which must stay as they are.
 
     Raises:
         ArgumentError: The target has the name of a data file.
-        FileError: A data file is missing.
+        FileError: A data file is missing, or one of another model has its name.
     """
     if target in (target.parent / name for name in names):
         raise ArgumentError(
@@ -239,7 +247,27 @@ def copy_data_files(stage: Transaction, source: Path, names: Sequence[str], targ
     files = [require_data_file(source, name) for name in names]
     if source.parent.resolve() != target.parent.resolve():
         for number, (name, file) in enumerate(zip(names, files, strict=True)):
+            _check_free(file, target.parent / name, target, keep)
             stage.publish(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
+
+
+def _check_free(file: Path, copy: Path, target: Path, keep: Collection[Path]) -> None:
+    """Refuse to replace a data file, unless it has the same data or belongs to the old target."""
+    if not is_file(copy) or filecmp.cmp(file, copy, shallow=False):
+        return
+    if any(_is_same(copy, path) for path in keep) or copy.name not in _data_files_of(target):
+        raise FileError(
+            f"{copy} already exists, with other data",
+            hint="choose an output in another folder, or remove the file",
+        )
+
+
+def _data_files_of(target: Path) -> set[str]:
+    """Return the names of the data files of a model that is replaced, if there is one."""
+    own = {f"{target.name}.data"}
+    with suppress(FileError, FormatError), open_mapped(target) as data:
+        own.update(external_files(parse_model(data, target)))
+    return own
 
 
 def _is_same(first: Path, second: Path) -> bool:
@@ -275,6 +303,21 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def name_beside(path: Path, ending: str) -> Path:
+    """Return the path of a file beside a model that has its stem and another ending.
+
+    Raises:
+        FileError: The path is `.` or `/`, which has no name.
+    """
+    if not path.name:
+        raise _folder_error(path)
+    return path.with_name(f"{path.stem}{ending}")
+
+
+def _folder_error(path: Path) -> FileError:
+    return FileError(f"{path} is a folder", hint="name the .onnx file in it")
 
 
 def as_path(value: object) -> Path:

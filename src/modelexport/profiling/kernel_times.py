@@ -18,7 +18,7 @@ from modelexport.errors import FormatError
 from modelexport.graph.flat import Graph, flatten
 from modelexport.modules.record import NodeTag
 from modelexport.retagging.derived_names import base_names
-from modelexport.retagging.retag import retag
+from modelexport.retagging.retag import retag_result
 from modelexport.tagged.example_inputs import Array
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.verification.runtime import Session, SessionSettings
@@ -94,7 +94,7 @@ def measure_kernels(
             return measure_directly(model, measurement, step)
         step("map the optimized graph")
         tagged = Path(folder) / "tagged.onnx"
-        retag(model.path, saved, tagged, inputs=measurement.feeds)
+        retag_result(model.path, saved, tagged, measurement.feeds)
         named = _name_nodes(tagged)
         as_saved = msgspec.structs.replace(settings, optimization="off")
         step(f"run it {measurement.runs + measurement.warmup} times")
@@ -195,8 +195,8 @@ def read_profile(events: Sequence[Mapping[str, Any]], warmup: int) -> _Times:
         if event["cat"] != "Node" or not event["name"].endswith(_KERNEL):
             continue
         run = bisect.bisect_right(starts, event["ts"]) - 1
-        if run < 0:
-            continue
+        if run < 0 or event["ts"] > spans[run][1]:
+            continue  # of a warm-up run, or of one that ONNX Runtime did not record to its end
         name = event["name"].removesuffix(_KERNEL)
         kernel = kernels.setdefault(
             name, _Kernel(event["args"].get("op_name", ""), [0.0] * len(spans))

@@ -174,7 +174,7 @@ def _make_profile(
         threads=settings.threads,
         inputs=source,
         input_shapes={name: value.shape for name, value in measurement.feeds.items()},
-        runs=measurement.runs,
+        runs=len(times.run_ms),
         **_totals(times),
         joined=times.joined,
         saved=times.saved,

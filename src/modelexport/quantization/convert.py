@@ -25,6 +25,8 @@ LARGE_MODEL = 1 << 30
 _ERRORS_ONLY, _WARNINGS = 4, 2
 _TO_HALF, _TO_FLOAT = "_cast_to_fp16_node", "_cast_to_fp32_node"
 """How the names of the casts end that the converter inserts."""
+KEPT_COPY = "_kept"
+"""How the names end of initializers that only nodes in float consume."""
 _DERIVED = "_MatMul"
 """What the dynamic quantizer appends to the name of a node that it rewrites before it looks names
 up; without it a node that is kept would be quantized under its new name."""
@@ -153,15 +155,16 @@ def _separate_initializers(source: Path, target: Path, excluded: Set[str]) -> bo
     proto = onnx.load(source, load_external_data=False)
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     kept, other = set[str](), set[str]()
-    for node in proto.graph.node:
+    nodes = [node for subgraph in Subgraph(proto.graph) for node in subgraph.nodes]
+    for node in nodes:
         (kept if node.name in excluded else other).update(node.input)
     shared = [name for name in tensors if name in kept and name in other]
-    copies = {name: f"{name}_kept" for name in shared}
+    copies = {name: f"{name}{KEPT_COPY}" for name in shared}
     for name, copy in copies.items():
         tensor = proto.graph.initializer.add()
         tensor.CopyFrom(tensors[name])
         tensor.name = copy
-    for node in proto.graph.node:
+    for node in nodes:
         if node.name in excluded and not copies.keys().isdisjoint(node.input):
             node.input[:] = [copies.get(name, name) for name in node.input]
     if copies:
@@ -204,12 +207,24 @@ def _quantize(
 def _convert_to_half(source: Path, target: Path, excluded: Set[str], is_large: bool) -> None:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
+    graph = onnx.load(source, load_external_data=False).graph
+    stored = {tensor.name for tensor in graph.initializer}
+    computed = [value.name for value in (*graph.input, *graph.output) if value.name not in stored]
     model = convert_float_to_float16(
-        str(source), keep_io_types=True, node_block_list=sorted(excluded)
+        str(source), keep_io_types=computed, node_block_list=sorted(excluded)
     )
+    _restore_stored_types(model.graph)
     _join_casts(model.graph)
     sort_nodes(Subgraph(model.graph))
     onnx.save(model, target, save_as_external_data=is_large, location=f"{target.name}.data")
+
+
+def _restore_stored_types(graph: onnx.GraphProto) -> None:
+    """Give outputs that are initializers the type of these, which the converter leaves in float."""
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for value in graph.output:
+        if value.name in types:
+            value.type.tensor_type.elem_type = types[value.name]
 
 
 def _join_casts(graph: onnx.GraphProto) -> None:

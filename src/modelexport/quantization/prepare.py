@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Set
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from modelexport.graph.nested import Subgraph
 from modelexport.onnx_file.digests import initializer_sizes
 from modelexport.onnx_file.model_file import external_files, require_data_file
 from modelexport.quantization.convert import LARGE_MODEL, Target, preprocess_file
-from modelexport.retagging.retag import retag
+from modelexport.retagging.retag import retag_result
 from modelexport.tagged.example_inputs import Array
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.strip import strip_file
@@ -46,6 +47,7 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
 def prepare(
     original: Path,
     folder: Path,
+    to: Target,
     preprocess: bool,
     feeds: dict[str, Array],
     step: Callable[[str], None],
@@ -55,6 +57,7 @@ def prepare(
     Args:
         original: The tagged file.
         folder: An empty folder.
+        to: What the copy will be quantized to.
         preprocess: Whether ONNX Runtime infers shapes and optimizes the graph first.
         feeds: The inputs on which the map is carried over to the preprocessed file.
         step: Called with a line of progress.
@@ -72,12 +75,14 @@ def prepare(
         optimized = folder / "preprocessed.onnx"
         notes = preprocess_file(copy, optimized, is_large)
         tagged = folder / "tagged.onnx"
-        retag(original, optimized, tagged, inputs=feeds)
+        retag_result(original, optimized, tagged, feeds)
         copy, model = optimized, load(tagged)
     proto = onnx.load(copy, load_external_data=False)
     if preprocess:
         _rename_initializers(proto, {*load(original).graph.initializers})
     _drop_initializer_types(proto)
+    if to is Target.INT8_DYNAMIC:
+        _separate_transposed(proto)
     names = _name_nodes(proto)
     if len(names) != len(model.graph.nodes):
         raise FormatError(f"{original.name} cannot be copied: it has nodes that were not read")
@@ -117,20 +122,43 @@ def _name_nodes(proto: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _rename_initializers(proto: onnx.ModelProto, known: Collection[str]) -> None:
+def _rename_initializers(proto: onnx.ModelProto, known: Set[str]) -> None:
     """Rename the initializers that the optimizer of ONNX Runtime added.
 
     It derives their names from a constant and a counter. When the quantized file is loaded, it
     would derive the same names again, and fail.
     """
     names = {t.name: f"{t.name}_preprocessed" for t in proto.graph.initializer}
-    names = {name: new for name, new in names.items() if name not in known}
+    returned = {value.name for value in proto.graph.output}
+    names = {name: new for name, new in names.items() if name not in known | returned}
     for tensor in proto.graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     for subgraph in Subgraph(proto.graph):
         for node in subgraph.nodes:
             if not names.keys().isdisjoint(node.input):
                 node.input[:] = [names.get(name, name) for name in node.input]
+
+
+def _separate_transposed(proto: onnx.ModelProto) -> None:
+    """Give each node that stores its matrix transposed one that no other node consumes.
+
+    The dynamic quantizer transposes it in place for each of them, also if the node stays in float.
+    """
+    nodes = [node for subgraph in Subgraph(proto.graph) for node in subgraph.nodes]
+    uses = Counter(name for node in nodes for name in node.input)
+    uses.update(value.name for value in proto.graph.output)
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    used = {*uses, *tensors, *(name for node in nodes for name in node.output)}
+    for node in nodes:
+        if not any(each.name == "transB" and each.i for each in node.attribute):
+            continue
+        name = node.input[1]
+        if name in tensors and uses[name] > 1:
+            copy = proto.graph.initializer.add()
+            copy.CopyFrom(tensors[name])
+            copy.name = node.input[1] = _free_name(f"{name}_copy", used)
+            used.add(copy.name)
+            uses[name] -= 1
 
 
 def _drop_initializer_types(proto: onnx.ModelProto) -> None:

@@ -26,7 +26,7 @@ from modelexport.quantization.variants import (
     parse_target,
     stored_bytes,
 )
-from modelexport.retagging.retag import RetagReport, retag
+from modelexport.retagging.retag import RetagReport, retag_result
 from modelexport.tagged.model import load
 from modelexport.tagged.records import Sidecar
 
@@ -130,7 +130,7 @@ def _write(
     """Quantize the chosen modules, and write the result with its map."""
     converted, error = _quantize(bench, choice.nodes, quantized, step)
     feeds = bench.samples.feeds[0]
-    retagged = retag(bench.original, quantized, target, inputs=feeds, on_step=step)
+    retagged = retag_result(bench.original, quantized, target, feeds, step)
     return _make_report(bench, choice, converted, error, retagged)
 
 

@@ -13,7 +13,7 @@ from modelexport.graph.nested import Subgraph
 from modelexport.onnx_file.digests import initializer_sizes
 from modelexport.onnx_file.model_file import open_mapped, parse_model
 from modelexport.option_values import spell_option
-from modelexport.quantization.convert import Target, convert
+from modelexport.quantization.convert import KEPT_COPY, Target, convert
 from modelexport.quantization.prepare import Prepared, default_preprocess, prepare
 from modelexport.quantization.samples import (
     OutputError,
@@ -98,7 +98,7 @@ class Workbench:
         self.expected: Sequence[Mapping[str, Array]] = run_samples(original, self.samples)
         self.preprocess: bool = default_preprocess(to, preprocess)
         self.prepared: Prepared = prepare(
-            original, folder, self.preprocess, self.samples.feeds[0], step
+            original, folder, to, self.preprocess, self.samples.feeds[0], step
         )
 
     @property
@@ -175,7 +175,8 @@ def changed_nodes(prepared: Prepared, target: Path) -> frozenset[int]:
     precision. Which operators these are is the tool's own affair.
     """
     before, after = _read(prepared.path).graph, _read(target).graph
-    left = {(node.name, node.op_type, tuple(node.input)) for node in _all_nodes(after)}
+    left = {_identity(node) for node in _all_nodes(after)}
+    nodes = {node.name: node for node in _all_nodes(before)}
     old, new = _types(before), _types(after)
     changed = {
         name
@@ -184,12 +185,14 @@ def changed_nodes(prepared: Prepared, target: Path) -> frozenset[int]:
     }
     return frozenset(
         index
-        for index, (node, name) in enumerate(
-            zip(prepared.graph.protos, prepared.names, strict=True)
-        )
-        if (name, node.op_type, tuple(node.input)) not in left
-        or not changed.isdisjoint((*node.input, *node.output))
+        for index, node in enumerate(nodes[name] for name in prepared.names)
+        if _identity(node) not in left or not changed.isdisjoint((*node.input, *node.output))
     )
+
+
+def _identity(node: onnx.NodeProto) -> tuple[str, str, tuple[str, ...]]:
+    """Return what a node keeps if it is not converted."""
+    return node.name, node.op_type, tuple(name.removesuffix(KEPT_COPY) for name in node.input)
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from modelexport.onnx_file.wire import Buffer
 from modelexport.retagging.anchors import Anchors, Side, find_anchors
 from modelexport.retagging.carry import carry_records, find_results
 from modelexport.retagging.fill import Filler, Modules
-from modelexport.retagging.sketch import Array, SketchIndex
+from modelexport.retagging.sketch import Array, Sketch, SketchIndex
 from modelexport.retagging.values import OpenFile, sketch_initializers, sketch_values
 from modelexport.tagged.hierarchy_map import HierarchyMap, make_map, tagged_chunks
 from modelexport.tagged.model import TaggedModel, require_records
@@ -108,7 +108,19 @@ def retag(
     """
     target, step = check_output_path(output_path), on_step or (lambda _: None)
     with pause_collector():
-        return _retag(as_path(original), as_path(changed), target, inputs, run, step)
+        return _retag(as_path(original), as_path(changed), target, inputs, run, step, doubt=True)
+
+
+def retag_result(
+    original: Path,
+    changed: Path,
+    target: Path,
+    feeds: Mapping[str, Array],
+    on_step: Callable[[str], None] = lambda _: None,
+) -> RetagReport:
+    """Retag what a tool has just made of a file, with no doubt that it did."""
+    with pause_collector():
+        return _retag(original, changed, target, feeds, True, on_step, doubt=False)
 
 
 def _retag(
@@ -118,6 +130,7 @@ def _retag(
     inputs: StrPath | Mapping[str, Array] | None,
     run: bool,
     step: Callable[[str], None],
+    doubt: bool,
 ) -> RetagReport:
     with ExitStack() as stack:
         step("read the two files")
@@ -129,7 +142,8 @@ def _retag(
         sides, compared = _sides(old_model, old, new, inputs, run, step)
         step("match the nodes")
         anchors = find_anchors(*sides, new_model.tags, old_model.effective_tags)
-        _check_descent(*sides, anchors, old.path.name, new.path.name)
+        if doubt:
+            _check_descent(*sides, anchors, old.path.name, new.path.name)
         modules = Modules(old_model.modules)
         answers = Filler(*sides, anchors, old_model.effective_tags, new_model.tags, modules).fill()
         hierarchy = _build_map(
@@ -137,7 +151,8 @@ def _retag(
             RetagRecord(old.path.name, new.path.name, compared),
         )  # fmt: skip
         step("write the files")
-        data_paths = _write(new, target, hierarchy)
+        keep = [old.path.parent / name for name in old.data_files]
+        data_paths = _write(new, target, hierarchy, keep)
     return RetagReport(target, sidecar_path(target), data_paths, compared, hierarchy.sidecar)
 
 
@@ -201,7 +216,10 @@ def _feeds_of_changed(
 
 def _check_descent(old: Side, new: Side, anchors: Anchors, original: str, changed: str) -> None:
     """Refuse a file that shares hardly a node, a value or an initializer with the original."""
-    reason = _missing_nodes(old, new, anchors) or _unlike_values(old, new, anchors)
+    reason = _missing_nodes(old, new, anchors)
+    if reason is None:
+        pairs = _comparable_values(old, new, anchors)
+        reason = _unlike_values(pairs) if pairs else _unlike_names(old, new, anchors)
     if reason is None or _outputs_agree(old, new) or _share_initializers(old, new):
         return
     raise NotDescendedError(
@@ -218,8 +236,13 @@ def _missing_nodes(old: Side, new: Side, anchors: Anchors) -> str | None:
     enough = matched >= _LEAST_RELATED * total or kept >= _LEAST_RELATED * len(old.graph.nodes)
     if not enough:
         return f"only {matched} of its {plural(total, 'node')} have a counterpart there"
-    if new.sketches:
-        return None
+    return None
+
+
+def _unlike_names(old: Side, new: Side, anchors: Anchors) -> str | None:
+    """Describe how few nodes are like the node of their name, if they are few."""
+    total, matched = len(new.graph.nodes), len(anchors.nodes)
+    kept = len({anchor.origin for anchor in anchors.nodes.values()})
     # Any two small graphs have nodes with the same surroundings: a name or a value tells more.
     by_structure = all(each.by == "structure" for each in anchors.nodes.values())
     if by_structure:
@@ -244,20 +267,22 @@ def _is_alike(old: Side, new: Side, anchors: Anchors, index: int) -> bool:
     return not origin.inputs or not inputs.isdisjoint(origin.inputs)
 
 
-def _unlike_values(old: Side, new: Side, anchors: Anchors) -> str | None:
-    """Describe how few values are similar to those with the same name, if they are few."""
-    if not new.sketches:
-        return None
+def _comparable_values(old: Side, new: Side, anchors: Anchors) -> list[tuple[Sketch, Sketch]]:
+    """Pair the values of floats with those of the same name or position; none without a run."""
     pairs = [
         (new.sketches[name], old.sketches[origin])
         for name, origin in anchors.values.items()
         if name in new.sketches and origin in old.sketches and name in new.graph.producer
     ]
-    floats = [(a, b) for a, b in pairs if a.is_float and b.is_distinct and a.size == b.size]
-    related = sum(a.order_error(b) < _RELATED for a, b in floats)
-    if floats and related >= _LEAST_RELATED * len(floats):
+    return [(a, b) for a, b in pairs if a.is_float and b.is_distinct and a.size == b.size]
+
+
+def _unlike_values(pairs: Sequence[tuple[Sketch, Sketch]]) -> str | None:
+    """Describe how few pairs of values are similar, if they are few."""
+    related = sum(a.order_error(b) < _RELATED for a, b in pairs)
+    if related >= _LEAST_RELATED * len(pairs):
         return None
-    return f"only {related} of {len(floats)} values with the same name or position are similar"
+    return f"only {related} of {len(pairs)} values with the same name or position are similar"
 
 
 def _share_initializers(old: Side, new: Side) -> bool:
@@ -311,10 +336,12 @@ def _build_map(
     return hierarchy
 
 
-def _write(new: OpenFile, target: Path, hierarchy: HierarchyMap) -> tuple[Path, ...]:
+def _write(
+    new: OpenFile, target: Path, hierarchy: HierarchyMap, keep: Sequence[Path]
+) -> tuple[Path, ...]:
     """Write the model and its sidecar, with its data files where the folder is another one."""
     with transaction(target.parent) as stage:
-        copy_data_files(stage, new.path, new.data_files, target)
+        copy_data_files(stage, new.path, new.data_files, target, keep)
         sidecar = stage.write("sidecar", [hierarchy.sidecar_bytes])
         stage.publish(sidecar, sidecar_path(target).name)
         stage.publish(stage.write("model", tagged_chunks(new.data, hierarchy)), target.name)

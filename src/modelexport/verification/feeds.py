@@ -13,7 +13,7 @@ import onnx
 from modelexport.errors import ArgumentError, FileError, FormatError, first_line
 from modelexport.onnx_file.model_file import StrPath, as_path
 from modelexport.option_values import spell_option
-from modelexport.tagged.example_inputs import Array, draw_example
+from modelexport.tagged.example_inputs import Array, draw_example, numeric_kind
 from modelexport.tagged.model import TaggedModel
 from modelexport.tagged.records import ExampleInput, TensorInfo
 from modelexport.tagged.tables import tensor_infos
@@ -58,6 +58,7 @@ def make_feeds(
             f"{spell_option('inputs')} and {spell_option('input_shapes')} exclude each other",
             hint="the arrays have their own shapes",
         )
+    declared = {value.name: value for value in model.proto.graph.input if value.name in names}
     if inputs is not None:
         values, source = _read_given(inputs)
         missing = [name for name in names if name not in values]
@@ -73,11 +74,11 @@ def make_feeds(
                     f"got {describe_shape(values[info.name].shape)}",
                     hint="only symbolic axes can have other sizes",
                 )
-        return Feeds({name: values[name] for name in names}, source)
+        given = {name: _as_declared(values[name], declared[name]) for name in names}
+        return Feeds(given, source)
     generator = np.random.default_rng(0)
     records = model.records
     examples = records.export.example_inputs if records is not None else {}
-    declared = {value.name: value for value in model.proto.graph.input if value.name in names}
     source = "the recorded inputs"
     if not all(name in examples for name in names):
         examples, source = {n: _guess(declared[n]) for n in names}, "random inputs"
@@ -171,6 +172,16 @@ def read_arrays(path: Path) -> dict[str, Array]:
             f"{path} is not an .npz file of numbers: {first_line(error)}",
             hint="save it with numpy.savez",
         ) from error
+
+
+def _as_declared(array: Array, value: onnx.ValueInfoProto) -> Array:
+    """Cast numbers to the type that the file declares: not every tool of ONNX Runtime does."""
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    except KeyError:
+        return array
+    both = {numeric_kind(array.dtype), numeric_kind(dtype)}
+    return array.astype(dtype, copy=False) if both <= set("bif") else array
 
 
 def _guess(value: onnx.ValueInfoProto) -> ExampleInput:

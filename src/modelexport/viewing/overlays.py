@@ -68,7 +68,7 @@ def read_overlays(source: StrPath | msgspec.Struct) -> list[Overlay]:
         if field in result:
             try:
                 overlays = [each for each in read(result) if each.values]
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
+            except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
                 raise FormatError(f"{name} is damaged: {error!r}", hint=_HINT) from error
             if overlays:
                 return overlays
@@ -103,11 +103,12 @@ def _sensitivity(result: dict[str, Any]) -> list[Overlay]:
 def _analysis(result: dict[str, Any]) -> list[Overlay]:
     rows = result["modules"]
     flops = {row["module"]: row["flops"] for row in rows if row.get("flops") is not None}
-    own = dict(flops)
+    own, lineage = dict(flops), Ancestry({})
     for path in flops:
-        parent = path.rpartition(".")[0]
-        if path and parent in own:
-            own[parent] -= flops[path]
+        # A container never runs, so it has no operations: the module around it includes them.
+        above = [outer for outer in lineage.of(path)[:-1] if outer in own]
+        if above:
+            own[above[-1]] -= flops[path]
     return [
         Overlay("bytes", "B", "sum", _values(rows, "module", lambda row: row["own_bytes"])),
         Overlay("nodes", "", "sum", _values(rows, "module", lambda row: row["own_nodes"])),

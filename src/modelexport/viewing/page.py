@@ -20,7 +20,7 @@ from modelexport.errors import ArgumentError
 from modelexport.graph.flat import pause_collector
 from modelexport.graphml.text import load_with_types
 from modelexport.onnx_file.atomic_write import check_output_path, write_file
-from modelexport.onnx_file.model_file import StrPath, as_path
+from modelexport.onnx_file.model_file import StrPath, as_path, name_beside
 from modelexport.viewing.overlays import read_overlays
 from modelexport.viewing.page_data import page_data
 
@@ -117,7 +117,7 @@ def view(
 
 def page_path(path: Path) -> Path:
     """Return the default path of a model's page: `<stem>.html` beside it."""
-    return path.with_name(f"{path.stem}.html")
+    return name_beside(path, ".html")
 
 
 def check_page(
