@@ -30,12 +30,12 @@ from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
-    check_no_overwrite,
     external_files,
     initializer_fields,
     open_mapped,
     parse_model,
 )
+from modelexport.onnx_file.output_files import check_no_overwrite
 from modelexport.options import keyword_aliases
 from modelexport.tagged.model import (
     has_module_functions,

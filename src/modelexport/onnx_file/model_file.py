@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import filecmp
 import mmap
 import os
-import shutil
 import stat
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import cast
@@ -26,7 +24,7 @@ from modelexport.errors import (
 )
 from modelexport.graph.flat import StoredNodes
 from modelexport.onnx_file import wire
-from modelexport.onnx_file.atomic_write import Transaction, is_inside
+from modelexport.onnx_file.atomic_write import is_inside
 from modelexport.options import StrPath as StrPath
 
 _TENSOR_TYPES = {onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS}
@@ -203,79 +201,6 @@ def _outside(location: str) -> FormatError:
         f"the model's data file {location!r} lies outside the model's folder",
         hint="only data files in the model's folder, or below it, are followed",
     )
-
-
-def check_no_overwrite(source: Path, data_files: Iterable[str], *targets: Path) -> None:
-    """Refuse to overwrite a model that is read, or one of its data files, also through links.
-
-    Raises:
-        ArgumentError: One of the targets is a file of the model.
-    """
-    own = [source, *(source.parent / name for name in data_files)]
-    for target in targets:
-        if any(_is_same(target, path) for path in own):
-            raise ArgumentError(
-                f"output {target.name} would overwrite the input", hint="choose another output"
-            )
-
-
-def copy_data_files(
-    stage: Transaction,
-    source: Path,
-    names: Sequence[str],
-    target: Path,
-    keep: Collection[Path] = (),
-) -> None:
-    """Add the data files of a model to the files to write, if the target is in another folder.
-
-    Args:
-        stage: The files to write.
-        source: The model.
-        names: The names of its data files.
-        target: The model file that is written with them.
-        keep: Further files that are read, which must stay as they are.
-
-    Raises:
-        ArgumentError: The target has the name of a data file.
-        FileError: A data file is missing, or one of another model has its name.
-    """
-    if target in (target.parent / name for name in names):
-        raise ArgumentError(
-            f"output {target.name} has the name of a data file of {source.name}",
-            hint="choose another output",
-        )
-    files = [require_data_file(source, name) for name in names]
-    if source.parent.resolve() != target.parent.resolve():
-        for number, (name, file) in enumerate(zip(names, files, strict=True)):
-            _check_free(file, target.parent / name, target, keep)
-            stage.publish(Path(shutil.copyfile(file, stage.work / f"data-{number}")), name)
-
-
-def _check_free(file: Path, copy: Path, target: Path, keep: Collection[Path]) -> None:
-    """Refuse to replace a data file, unless it has the same data or belongs to the old target."""
-    if not is_file(copy) or filecmp.cmp(file, copy, shallow=False):
-        return
-    if any(_is_same(copy, path) for path in keep) or copy.name not in _data_files_of(target):
-        raise FileError(
-            f"{copy} already exists, with other data",
-            hint="choose an output in another folder, or remove the file",
-        )
-
-
-def _data_files_of(target: Path) -> set[str]:
-    """Return the names of the data files of a model that is replaced, if there is one."""
-    own = {f"{target.name}.data"}
-    with suppress(FileError, FormatError), open_mapped(target) as data:
-        own.update(external_files(parse_model(data, target)))
-    return own
-
-
-def _is_same(first: Path, second: Path) -> bool:
-    """Return whether two paths are one file, also through links of either kind."""
-    try:
-        return first.resolve() == second.resolve() or first.samefile(second)
-    except (OSError, ValueError):
-        return False
 
 
 def external_files(proto: onnx.ModelProto) -> list[str]:

@@ -12,12 +12,8 @@ import msgspec
 from modelexport.errors import ArgumentError, SourceError
 from modelexport.onnx_file import wire
 from modelexport.onnx_file.atomic_write import check_output_path, transaction
-from modelexport.onnx_file.model_file import (
-    StrPath,
-    check_no_overwrite,
-    copy_data_files,
-    open_mapped,
-)
+from modelexport.onnx_file.model_file import StrPath, open_mapped
+from modelexport.onnx_file.output_files import check_no_overwrite, copy_data_files
 from modelexport.quantization.select import as_patterns, find_nodes
 from modelexport.tagged.model import TaggedModel, load
 from modelexport.tagged.records import sidecar_path

@@ -9,12 +9,8 @@ import msgspec
 
 from modelexport.errors import ArgumentError
 from modelexport.onnx_file.atomic_write import check_output_path, transaction
-from modelexport.onnx_file.model_file import (
-    StrPath,
-    as_path,
-    check_no_overwrite,
-    require_data_file,
-)
+from modelexport.onnx_file.model_file import StrPath, as_path, require_data_file
+from modelexport.onnx_file.output_files import check_no_overwrite
 from modelexport.quantization.budget import Choice, KeptModule, check_limit, choose_kept
 from modelexport.quantization.convert import Target
 from modelexport.quantization.samples import OutputError, SampleSource

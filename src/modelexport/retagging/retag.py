@@ -17,13 +17,12 @@ from modelexport.onnx_file.atomic_write import check_output_path, transaction
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
-    check_no_overwrite,
-    copy_data_files,
     open_mapped,
     opset_imports,
     parse_model,
     require_data_file,
 )
+from modelexport.onnx_file.output_files import check_no_overwrite, copy_data_files
 from modelexport.onnx_file.wire import Buffer
 from modelexport.retagging.anchors import Anchors, Side, find_anchors
 from modelexport.retagging.carry import carry_records, find_results

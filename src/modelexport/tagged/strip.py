@@ -17,12 +17,11 @@ from modelexport.onnx_file.doc_strings import model_metadata, rewrite_doc_string
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
-    check_no_overwrite,
-    copy_data_files,
     external_files,
     open_mapped,
     parse_model,
 )
+from modelexport.onnx_file.output_files import check_no_overwrite, copy_data_files
 from modelexport.option_values import spell_option
 from modelexport.options import keyword_aliases
 from modelexport.tagged.records import (

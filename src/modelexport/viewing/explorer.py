@@ -11,12 +11,8 @@ import msgspec
 from modelexport.graph.flat import pause_collector
 from modelexport.graphml.text import load_with_types
 from modelexport.onnx_file.atomic_write import check_output_path, transaction
-from modelexport.onnx_file.model_file import (
-    StrPath,
-    as_path,
-    check_no_overwrite,
-    external_files,
-)
+from modelexport.onnx_file.model_file import StrPath, as_path, external_files
+from modelexport.onnx_file.output_files import check_no_overwrite
 from modelexport.tagged.records import sidecar_path
 from modelexport.viewing.explorer_format import GraphCollection
 from modelexport.viewing.explorer_graphs import GraphBuilder

@@ -17,12 +17,11 @@ from modelexport.onnx_file.atomic_write import check_output_path, transaction
 from modelexport.onnx_file.model_file import (
     StrPath,
     as_path,
-    check_no_overwrite,
-    copy_data_files,
     external_files,
     open_mapped,
     parse_model,
 )
+from modelexport.onnx_file.output_files import check_no_overwrite, copy_data_files
 from modelexport.option_values import spell_option
 from modelexport.tagged.model import TaggedModel, require_tags
 from modelexport.tagged.tables import consumer_tags
