@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import shutil
 import signal
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -25,8 +23,7 @@ from torch import nn
 import modelexport
 from modelexport.errors import ArgumentError, ArgumentTypeError, FileError, FormatError
 from modelexport.onnx_file.atomic_write import Transaction
-from modelexport.tagged.example_inputs import draw_example, record_example
-from modelexport.tagged.records import ExampleInput, read_sidecar
+from modelexport.tagged.records import read_sidecar
 from zoo import ZOO, distinct
 
 pytestmark = pytest.mark.sanity
@@ -47,36 +44,6 @@ def test_a_name_with_a_null_character_is_refused(
         read("a\0b.onnx", *[tmp_path / "m.onnx"] * (read is modelexport.strip))
     with pytest.raises(ArgumentError, match="no file can have the name"):
         modelexport.export_model(nn.ReLU(), (torch.ones(1),), f"{tmp_path}/a\0b.onnx")
-
-
-@pytest.mark.regression
-def test_the_largest_integers_are_drawn_again() -> None:
-    for dtype in (np.int64, np.uint64):
-        example = record_example(np.full(2000, np.iinfo(dtype).max, dtype))
-        drawn = draw_example(example, np.random.default_rng(0))
-        assert (drawn.dtype, drawn.shape) == (np.dtype(dtype), (2000,))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"values": (1, 2, 3)},
-        {"dtype": "float33"},
-        {"dtype": "(,)f4"},
-        {"dtype": "(2,)f4"},
-        {"dtype": "object"},
-        {"dtype": "void64"},
-        {"dtype": "datetime64[s]"},
-        {"shape": (-2,)},
-        {"low": 5.0, "high": 1.0},
-        {"shape": (1 << 60,)},
-        {"low": math.nan},
-    ],
-)
-def test_a_damaged_record_of_inputs_is_one_error(changes: dict[str, Any]) -> None:
-    example = msgspec.structs.replace(ExampleInput("int64", (2,), 0.0, 9.0), **changes)
-    with pytest.raises(FormatError, match="recorded example inputs cannot be made again"):
-        draw_example(example, np.random.default_rng(0))
 
 
 @pytest.mark.smoke
