@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 
 import pytest
@@ -20,6 +21,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Before torch is imported: the models are small, and threads of several processes that wait for
 # each other take twice the time.
 os.environ["OMP_NUM_THREADS"] = "1"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it runs in the background like this. Tests interrupt their processes.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
