@@ -16,7 +16,7 @@ from modelexport.modules.tags import count_hidden_by_default
 
 pytestmark = [pytest.mark.integration, pytest.mark.sanity]
 ABSORBED = "    absorbed: no nodes of its own (folded, fused or identity)"
-HIDDEN = "    hidden torch.nn classes: {}; export with --torch-nn all to show them"
+HIDDEN = "    hidden: {}; export with --torch-nn all to show them"
 FIXED_AXES = "    shapes are fixed; --dynamic makes axes such as the batch symbolic"
 FIXED_TEXT = "    shapes are fixed; --dynamic makes batch and sequence symbolic"
 DEEP = """
@@ -126,9 +126,9 @@ def test_a_first_model_of_torch_classes() -> None:
     """One line of a tree is explained, and the flag that the line names shows the rest."""
     for lines in (export("first_models.py:image"), _run("analyze", "m.onnx")):
         at = lines.index("  5 modules: 4 with nodes, 1 absorbed, 0 unused")
-        assert lines[at + 1 : at + 3] == [ABSORBED, HIDDEN.format(4)]
+        assert lines[at + 1 : at + 3] == [ABSORBED, HIDDEN.format("4 torch.nn modules")]
     shown = export("first_models.py:image", "--torch-nn", "all")
-    assert HIDDEN.format(4) not in shown
+    assert HIDDEN.format("4 torch.nn modules") not in shown
     assert [line.split()[-2:] for line in shown[-3:]] == [
         ["Linear.0", "1"],
         ["ReLU.1", "1"],

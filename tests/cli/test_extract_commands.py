@@ -82,6 +82,9 @@ def run(*arguments: object) -> Result:
 
 def test_extract_describes_the_extracted_model(folder: Path) -> None:
     result = run("extract", "net.onnx", "blocks.1", "block.onnx")
+    refused = run("verify", "nets.py:make", "block.onnx")
+    assert refused.exit_code == 2
+    assert "block.onnx is only blocks.1 of net.onnx (verify that file)" in refused.stderr
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[0] == "block.onnx: blocks.1, 2 nodes"
     assert "float[2,6]" in result.stdout
@@ -280,6 +283,7 @@ def test_verify_makes_the_inputs_of_the_export(folder: Path) -> None:
         ),
         (("nets.py:make", "net.onnx", "--module", "blocks.9"), "near it: blocks."),
         (("nets.py:none", "net.onnx"), "none"),
+        (("net.onnx", "nets.py:make"), "the PyTorch model comes first"),
         (("nets.py:make", "none.onnx"), "cannot read none.onnx"),
         (("nets.py:make", "net.onnx", "--output-file", "nets.py"), "would overwrite a file"),
         (("nets.py:make", "net.onnx", "--output-file", "x.onnx"), "has the name of a model"),

@@ -67,6 +67,7 @@ def test_a_limit_keeps_the_sensitive_module_only(to: str, tmp_path: Path) -> Non
     whole = modelexport.quantize(path, out, to=to)
     limit = whole.error.size / 3
     report = modelexport.quantize(path, out, to=to, max_error=limit)
+    assert any(text.startswith("the limit holds on ") for text in report.notes)
     assert report.error.size <= limit
     assert [kept.module for kept in report.kept] == [SENSITIVE]
     assert report.modules > 1

@@ -164,6 +164,26 @@ def test_inputs_are_checked_before_anything_runs(original: Path, tmp_path: Path)
     assert set(steps) == {"read the two files"}
 
 
+@pytest.mark.regression
+def test_a_changed_file_says_that_its_tags_are_not_all(original: Path, tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from modelexport.cli.main import main
+
+    changed = optimized(original, tmp_path / "changed.onnx")
+    before, after = modelexport.load(original), modelexport.load(changed)
+    assert 0 < after.coverage < 1.0
+    root = before.modules[""].nodes
+    message = rf"nodes have a tag, and {root} had one at export: modelexport retag"
+    with pytest.warns(modelexport.ExtractionWarning, match=message):
+        modelexport.extract(changed, "head")
+    shown = CliRunner().invoke(main, ["select", str(changed), "/", "--op", "Add"])
+    assert "modelexport retag" in shown.stderr
+    assert "modelexport retag" in CliRunner().invoke(main, ["analyze", str(changed)]).stdout
+    assert "retag" not in CliRunner().invoke(main, ["analyze", str(original)]).stdout
+    assert "retag" not in CliRunner().invoke(main, ["select", str(original), "/"]).stderr
+
+
 @pytest.mark.parametrize("name", ["m.onnx", "changed.onnx"])
 def test_no_input_is_overwritten(original: Path, tmp_path: Path, name: str) -> None:
     own = tmp_path / "m.onnx"
@@ -288,7 +308,7 @@ def test_dynamic_shapes(tmp_path: Path) -> None:
     path, _, _ = export("two_module_lists", "fx", tmp_path, dynamic_shapes=({0: batch},))
     changed = optimized(path, tmp_path / "changed.onnx")
     report = modelexport.retag(path, changed, tmp_path / "out.onnx")
-    assert report.compared == "the recorded inputs"
+    assert report.compared == "inputs like the recorded ones"
     assert modelexport.validate(tmp_path / "out.onnx", check_consistency=True).valid
 
 

@@ -16,7 +16,7 @@ class Severity(enum.StrEnum):
 
 _REPAIR = "validate --repair restores it from the other records"
 _REBUILD = "validate --repair rebuilds it from the file"
-_EXPORT = "export the model again, or restore the exported file"
+_EXPORT = "export it again, or restore it; retag what another tool made"
 
 
 class Code(enum.StrEnum):

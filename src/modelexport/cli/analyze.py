@@ -117,6 +117,8 @@ def _count_lines(result: Analysis) -> Iterator[RenderableType]:
         tagged = f"{totals.tagged_nodes:,} of {plural(totals.nodes, 'node')} tagged{evidence}"
         tags = f"{plural(totals.tags, 'tag')}, {totals.auxiliary_nodes:,} auxiliary"
         yield line(f"{tagged}, {tags}", 2)
+        if totals.tagged_nodes < totals.nodes and result.filter is None:
+            yield line("if another tool made the file: modelexport retag tags all nodes", 4)
         yield from module_counts({m.module: m for m in result.modules}, result.by_status)
     else:
         yield line(plural(totals.nodes, "node"), 2)

@@ -205,7 +205,7 @@ def _summary(
     report: QuantizeReport, source: Path, max_error: float | None
 ) -> Iterator[RenderableType]:
     yield line(f"{report.onnx_path}: {plural(report.nodes, 'node')}, all with a module")
-    held = f", {report.in_float} are in modules kept in float" if report.in_float else ""
+    held = f", {report.in_float} in modules kept in float" if report.in_float else ""
     yield line(
         f"{plural(report.converted, 'node')} of {source.name} converted to {report.to}{held}", 2
     )

@@ -88,6 +88,8 @@ def select_command(
     selected = select_names(
         onnx, patterns, what=what, invert=invert, op_types=op_types, call=call, covering=covering
     )
+    if selected.lost is not None:
+        note(f"note: {selected.lost}")
     if selected.unnamed and what == "nodes":
         note(
             f"{selected.unnamed} of {plural(selected.nodes, 'node')} have no name and are left "

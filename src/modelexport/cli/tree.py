@@ -46,7 +46,8 @@ def module_counts(
     )
     if 2 * hidden > len(modules) - 1:  # most of those below the root, which is always shown
         yield line(
-            f"hidden torch.nn classes: {hidden:,}; export with --torch-nn all to show them", 4
+            f"hidden: {plural(hidden, 'torch.nn module')}; export with --torch-nn all to show them",
+            4,
         )
 
 

@@ -25,7 +25,7 @@ from modelexport.cli.console import (
 )
 from modelexport.cli.source_options import input_options, merge_source_options
 from modelexport.cli.tree import module_tree
-from modelexport.errors import plural
+from modelexport.errors import ArgumentError, plural
 from modelexport.modules.lookup import ModuleNames
 from modelexport.options import SourceOptions
 from modelexport.packages import import_package
@@ -129,6 +129,8 @@ def verify_command(
     agrees, 1 if a module differs beyond tolerance or nothing could be compared, 2 for bad input or
     usage, 3 if the model does not run.
     """
+    if model.endswith(".onnx"):
+        raise click.UsageError("the PyTorch model comes first: modelexport verify MODEL ONNX")
     specs = source_options["input_specs"]
     check_output(output_file, onnx, *source_files(model), Path(specs) if specs else None)
     make_tolerance(atol, rtol)  # fail before torch is loaded
@@ -172,6 +174,11 @@ def _verify(
         ModuleNames(tagged.modules).require_match(options["module"])
     records = tagged.records
     export = None if records is None else records.export
+    if export is not None and export.piece is not None and export.piece.module:
+        raise ArgumentError(
+            f"{onnx.name} is only {export.piece.module} of {export.piece.source}",
+            hint="verify that file",
+        )
     recorded = None if export is None else export.source_options
     seed = (None if export is None else export.seed) or 0
     trust_remote_code = source_options.pop("trust_remote_code")

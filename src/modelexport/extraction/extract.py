@@ -24,7 +24,7 @@ from modelexport.extraction.build import build_model
 from modelexport.graph.flat import flatten, pause_collector
 from modelexport.graph.inference import TypeInference
 from modelexport.graph.nested import Subgraph, sort_nodes
-from modelexport.modules.lookup import ModuleIndex, ModuleRef
+from modelexport.modules.lookup import ModuleIndex, ModuleRef, describe_lost_tags
 from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.onnx_file.model_file import (
@@ -116,6 +116,7 @@ def extract(
         model = extracted.load() if target is None else extracted.proto
         if not file.is_whole_model(ref):
             _warn_of_lost_results(file, ref, boundary)
+            _warn_of_lost_tags(file)
     return Extraction(model, extracted.record)
 
 
@@ -149,6 +150,12 @@ def _warn_of_lost_results(file: OpenModel, ref: ModuleRef, boundary: Boundary) -
             f"{'; '.join(lost[:_MOST_LOST])}{more}"
         )
         warnings.warn(message, ExtractionWarning, stacklevel=4)
+
+
+def _warn_of_lost_tags(file: OpenModel) -> None:
+    message = describe_lost_tags(file.modules.records, list(file.main.all_tags()))
+    if message is not None:
+        warnings.warn(f"the extracted model is incomplete: {message}", ExtractionWarning, 4)
 
 
 @contextmanager

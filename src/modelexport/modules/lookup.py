@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -53,6 +53,20 @@ class Resolution(msgspec.Struct, frozen=True):
         if self.path is not None:
             return is_within(path, self.path)
         return self.prefix is not None and tag is not None and tag.startswith(self.prefix)
+
+
+def describe_lost_tags(
+    records: Mapping[str, ModuleRecord], node_tags: Collection[NodeTag | None]
+) -> str | None:
+    """Say that fewer nodes have a tag than at export, if so: what is found by tag is incomplete."""
+    root = records.get("")
+    tagged = sum(tag is not None for tag in node_tags)
+    if root is None or tagged >= root.nodes:
+        return None
+    return (
+        f"only {tagged:,} of {plural(len(node_tags), 'node')} have a tag, and {root.nodes:,} had "
+        "one at export: modelexport retag carries the map over to a file that another tool made"
+    )
 
 
 class ModuleNames:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -11,6 +11,7 @@ from modelexport.errors import ArgumentError
 from modelexport.onnx_file.atomic_write import check_output_path, transaction
 from modelexport.onnx_file.model_file import StrPath, as_path, require_data_file
 from modelexport.onnx_file.output_files import check_no_overwrite
+from modelexport.option_values import spell_option
 from modelexport.quantization.budget import Choice, KeptModule, check_limit, choose_kept
 from modelexport.quantization.convert import Target
 from modelexport.quantization.samples import OutputError, SampleSource
@@ -130,6 +131,15 @@ def _write(
     return _make_report(bench, choice, converted, error, retagged)
 
 
+def _doubts(bench: Workbench, choice: Choice) -> Iterator[str]:
+    """Say that a limit holds on one sample, if the user gave none."""
+    if choice.modules and not bench.samples.is_given:
+        yield (
+            f"the limit holds on {bench.samples.source}: measure on real data "
+            f"(pass it as {spell_option('inputs')})"
+        )
+
+
 def _make_report(
     bench: Workbench, choice: Choice, converted: int, error: OutputError, retagged: RetagReport
 ) -> QuantizeReport:
@@ -148,7 +158,7 @@ def _make_report(
         calibration=bench.calibration.source if bench.to is Target.INT8_STATIC else None,
         bytes_before=stored_bytes(bench.original),
         bytes_after=stored_bytes(retagged.onnx_path),
-        notes=bench.notes,
+        notes=(*bench.notes, *_doubts(bench, choice)),
         hierarchy=retagged.hierarchy,
     )
 

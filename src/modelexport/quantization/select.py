@@ -10,7 +10,7 @@ import onnx
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type, plural
 from modelexport.graph.flat import Graph, Initializer, as_text
-from modelexport.modules.lookup import ModuleIndex
+from modelexport.modules.lookup import ModuleIndex, describe_lost_tags
 from modelexport.modules.record import NodeTag
 from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.model_file import StrPath
@@ -28,6 +28,8 @@ class Selected(msgspec.Struct, frozen=True):
     """The number of nodes that were selected."""
     unnamed: int
     """How many of these nodes have an empty name."""
+    lost: str | None
+    """That nodes have lost their tags, if so."""
 
 
 def select(
@@ -104,7 +106,8 @@ def select_names(
         inside = set(_names(model.graph, [i for i in counted if i in matched], what))
         names = [name for name in names if name not in inside]
     unnamed = sum(not nodes[index].name for index in chosen)
-    return Selected(tuple(dict.fromkeys(filter(None, names))), len(chosen), unnamed)
+    lost = describe_lost_tags(model.modules, model.effective_tags)
+    return Selected(tuple(dict.fromkeys(filter(None, names))), len(chosen), unnamed, lost)
 
 
 def _names(graph: Graph, chosen: Iterable[int], what: str) -> list[str]:

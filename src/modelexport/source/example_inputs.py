@@ -112,7 +112,7 @@ def _no_inputs(model: nn.Module) -> SourceError:
     ]
     return SourceError(
         f"no example inputs for {type(model).__name__}",
-        hint=f"pass {spell_option('input_specs')}, "
+        hint=f"pass {spell_option('input_shapes')} or {spell_option('input_specs')}, "
         "or name a factory that returns the model and its inputs",
         details=[
             f"forward({', '.join(parameters)})",

@@ -27,7 +27,8 @@ class Feeds(NamedTuple):
 
     values: dict[str, Array]
     source: str
-    """In words: `the inputs in x.npz`, `the recorded inputs` or `random inputs`."""
+    """In words: `the inputs in x.npz`, `the recorded inputs`, `inputs like the recorded ones` or
+    `random inputs`."""
 
 
 def make_feeds(
@@ -82,6 +83,8 @@ def make_feeds(
     source = "the recorded inputs"
     if not all(name in examples for name in names):
         examples, source = {n: _guess(declared[n]) for n in names}, "random inputs"
+    elif any(examples[name].values is msgspec.UNSET for name in names):
+        source = "inputs like the recorded ones"
     if shapes:
         examples = _reshape(examples, declared, shapes)
         source = "random inputs"
