@@ -61,7 +61,7 @@ sweep: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m fuzz --keep build/fuzz --page docs/fuzzing.md
 
-bench: $(READY)
+bench: $(READY) $(NODE_READY)
 	$(BIN)/python -m benchmarks
 
 # The proof on another version of torch. Its wheels bring several GB of CUDA packages.

@@ -66,10 +66,13 @@ def copy_data_files(
 
 
 def _check_free(file: Path, copy: Path, target: Path, keep: Collection[Path]) -> None:
-    """Refuse to replace a data file, unless it has the same data or belongs to the old target."""
-    if not is_file(copy) or filecmp.cmp(file, copy, shallow=False):
+    """Refuse to replace a data file, unless it belongs to the old target or has the same data."""
+    if not is_file(copy):
         return
-    if any(_is_same(copy, path) for path in keep) or copy.name not in _data_files_of(target):
+    is_read = any(_is_same(copy, path) for path in keep)
+    if not is_read and copy.name in _data_files_of(target):
+        return
+    if not filecmp.cmp(file, copy, shallow=False):
         raise FileError(
             f"{copy} already exists, with other data",
             hint="choose an output in another folder, or remove the file",

@@ -268,6 +268,8 @@ def _is_alike(old: Side, new: Side, anchors: Anchors, index: int) -> bool:
 
 def _comparable_values(old: Side, new: Side, anchors: Anchors) -> list[tuple[Sketch, Sketch]]:
     """Pair the values of floats with those of the same name or position; none without a run."""
+    if not new.sketches:
+        return []
     pairs = [
         (new.sketches[name], old.sketches[origin])
         for name, origin in anchors.values.items()
