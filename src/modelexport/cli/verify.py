@@ -174,11 +174,10 @@ def _verify(
         ModuleNames(tagged.modules).require_match(options["module"])
     records = tagged.records
     export = None if records is None else records.export
-    if export is not None and export.piece is not None and export.piece.module:
-        raise ArgumentError(
-            f"{onnx.name} is only {export.piece.module} of {export.piece.source}",
-            hint="verify that file",
-        )
+    piece = None if export is None else export.piece
+    if piece is not None and piece.module:
+        message = f"{onnx.name} is only {piece.module} of {piece.source}"
+        raise ArgumentError(message, hint="verify that file")
     recorded = None if export is None else export.source_options
     seed = (None if export is None else export.seed) or 0
     trust_remote_code = source_options.pop("trust_remote_code")

@@ -24,7 +24,8 @@ from modelexport.extraction.build import build_model
 from modelexport.graph.flat import flatten, pause_collector
 from modelexport.graph.inference import TypeInference
 from modelexport.graph.nested import Subgraph, sort_nodes
-from modelexport.modules.lookup import ModuleIndex, ModuleRef, describe_lost_tags
+from modelexport.modules.lookup import ModuleIndex, ModuleRef
+from modelexport.modules.tags import describe_lost_tags
 from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.atomic_write import check_output_path
 from modelexport.onnx_file.model_file import (

@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import functools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -53,20 +53,6 @@ class Resolution(msgspec.Struct, frozen=True):
         if self.path is not None:
             return is_within(path, self.path)
         return self.prefix is not None and tag is not None and tag.startswith(self.prefix)
-
-
-def describe_lost_tags(
-    records: Mapping[str, ModuleRecord], node_tags: Collection[NodeTag | None]
-) -> str | None:
-    """Say that fewer nodes have a tag than at export, if so: what is found by tag is incomplete."""
-    root = records.get("")
-    tagged = sum(tag is not None for tag in node_tags)
-    if root is None or tagged >= root.nodes:
-        return None
-    return (
-        f"only {tagged:,} of {plural(len(node_tags), 'node')} have a tag, and {root.nodes:,} had "
-        "one at export: modelexport retag carries the map over to a file that another tool made"
-    )
 
 
 class ModuleNames:
@@ -326,13 +312,11 @@ class ModuleIndex(ModuleNames):
             if any(is_within(covered, target.path) for covered in tag.hierarchy_covers)
         }
         if hosts:
-            names = [host or "the root" for host in hosts]
-            more = len(names) - _MAX_SUGGESTIONS
-            listed = ", ".join(names[:_MAX_SUGGESTIONS]) + (f" and {more} more" if more > 0 else "")
-            return ArgumentError(
-                f"{name} has no nodes: its operations are merged into nodes of {listed}",
-                hint=f"choose {names[0]}" if len(names) == 1 else "choose one of these",
-            )
+            names, most = [host or "the root" for host in hosts], _MAX_SUGGESTIONS
+            more = f" and {len(names) - most} more" if len(names) > most else ""
+            hint = f"choose {names[0]}" if len(names) == 1 else "choose one of these"
+            message = f"{name} has no nodes: its operations are merged into nodes of "
+            return ArgumentError(f"{message}{', '.join(names[:most])}{more}", hint=hint)
         above = target.path
         while above and not (above in self.records and self.records[above].nodes):
             above = above.rpartition(".")[0]

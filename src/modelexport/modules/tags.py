@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import msgspec
 
-from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type
+from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type, plural
+from modelexport.modules.record import ModuleRecord, NodeTag
 from modelexport.modules.tree import ModuleInfo, ModuleTree
 from modelexport.option_values import spell_option
 
@@ -228,3 +229,17 @@ def _encode(text: str, breaking: re.Pattern[str]) -> str:
         return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
 
     return breaking.sub(escape, text)
+
+
+def describe_lost_tags(
+    records: Mapping[str, ModuleRecord], node_tags: Collection[NodeTag | None]
+) -> str | None:
+    """Say that fewer nodes have a tag than at export, if so: what is found by tag is incomplete."""
+    root = records.get("")
+    tagged = sum(tag is not None for tag in node_tags)
+    if root is None or tagged >= root.nodes:
+        return None
+    return (
+        f"only {tagged:,} of {plural(len(node_tags), 'node')} have a tag, and {root.nodes:,} had "
+        "one at export: modelexport retag carries the map over to a file that another tool made"
+    )

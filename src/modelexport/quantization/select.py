@@ -10,8 +10,9 @@ import onnx
 
 from modelexport.errors import ArgumentError, ArgumentTypeError, describe_type, plural
 from modelexport.graph.flat import Graph, Initializer, as_text
-from modelexport.modules.lookup import ModuleIndex, describe_lost_tags
+from modelexport.modules.lookup import ModuleIndex
 from modelexport.modules.record import NodeTag
+from modelexport.modules.tags import describe_lost_tags
 from modelexport.modules.tree import Ancestry
 from modelexport.onnx_file.model_file import StrPath
 from modelexport.tagged.model import TaggedModel, load, require_tags
