@@ -143,7 +143,7 @@ def test_recorded_inputs_feed_a_cache(tmp_path: Path) -> None:
     model, inputs = decode_step("llama")
     path = modelexport.export_model(model, inputs, tmp_path / "m.onnx", strategy="fx").onnx_path
     feeds = make_feeds(modelexport.load(path))
-    assert feeds.source == "the recorded inputs"
+    assert feeds.source == "inputs like the recorded ones"
     assert {name: value.shape for name, value in feeds.values.items()} == {
         "input_ids": (1, 1),
         **dict.fromkeys(KEYS, (1, 1, 7, 8)),
@@ -152,7 +152,7 @@ def test_recorded_inputs_feed_a_cache(tmp_path: Path) -> None:
     changed = tmp_path / "changed.onnx"
     changed.write_bytes(strip_bytes(path))
     report = modelexport.retag(path, changed, tmp_path / "retagged.onnx")
-    assert report.compared == "the recorded inputs"
+    assert report.compared == "inputs like the recorded ones"
 
 
 def test_what_an_exporter_cannot_write_is_dropped_and_named(tmp_path: Path) -> None:
