@@ -234,10 +234,10 @@ def _encode(text: str, breaking: re.Pattern[str]) -> str:
 def describe_lost_tags(
     records: Mapping[str, ModuleRecord], node_tags: Collection[NodeTag | None]
 ) -> str | None:
-    """Say that fewer nodes have a tag than at export, if so: what is found by tag is incomplete."""
+    """Say that nodes have lost their tags, if so: what is found by tag is incomplete."""
     root = records.get("")
     tagged = sum(tag is not None for tag in node_tags)
-    if root is None or tagged >= root.nodes:
+    if root is None or tagged >= min(root.nodes, len(node_tags)):
         return None
     return (
         f"only {tagged:,} of {plural(len(node_tags), 'node')} have a tag, and {root.nodes:,} had "
