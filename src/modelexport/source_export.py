@@ -183,7 +183,7 @@ def _check_input_files(spec: str, options: ExportOptions) -> Path | None:
     """Return the specs of the inputs, if no graph file overwrites them or the model.
 
     Raises:
-        ArgumentError: A graph file would overwrite them, or a path is none.
+        ArgumentError: A graph file would overwrite them, or no file can have their name.
     """
     specs = None if options.input_specs is None else as_path(options.input_specs)
     read = {path.resolve() for path in filter(None, (*source_files(spec), specs))}

@@ -276,7 +276,10 @@ class _PlainTable:
 
 
 def cut_in_the_middle(text: str, width: int) -> str:
-    """Shorten a name in its middle, after the lines of a tree: its end tells siblings apart."""
+    """Cut the middle out of a name that is too wide; its end often differs from its siblings'.
+
+    The lines that a tree draws before the name stay.
+    """
     from rich.cells import cell_len, set_cell_size
 
     if cell_len(text) <= width:

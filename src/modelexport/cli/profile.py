@@ -26,7 +26,7 @@ from modelexport.cli.console import (
 )
 from modelexport.cli.tree import bar, module_tree
 from modelexport.errors import plural
-from modelexport.generation.part_inputs import cache_shapes, find_generation_file
+from modelexport.generation.part_inputs import cache_shapes, find_generation
 from modelexport.profiling.profile import (
     OPTIMIZATIONS,
     ModuleDifference,
@@ -142,8 +142,8 @@ def profile_command(
       modelexport profile llama_decode.onnx --cache-length 512
     """
     files = [path for path in (onnx, other) if path is not None]
-    generations = () if cache_length is None else map(find_generation_file, files)
-    check_output(output_file, *files, inputs, *generations)
+    found = () if cache_length is None else filter(None, map(find_generation, files))
+    check_output(output_file, *files, inputs, *(each.path for each in found))
     results = []
     with progress() as step:
         for path in files:

@@ -214,7 +214,7 @@ def widen_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
         value = wide.get(name, tokens)
         if not isinstance(value, torch.Tensor) or value.dim() != 2 or not value.numel():
             raise ArgumentTypeError(
-                f"{name} is {describe_type(value)}, not a tensor of rows of tokens",
+                f"{name} is {describe_type(value)}; it must be a tensor with a row for each text",
                 hint='let the tokenizer return tensors, with return_tensors="pt"',
             )
     if MASK in wide and wide[MASK].shape != tokens.shape:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from modelexport.errors import ArgumentError, FileError, FormatError
-from modelexport.generation.records import InputRole, read_generation
+from modelexport.generation.records import GenerationFile, InputRole, read_generation
 from modelexport.tagged.records import ExportRecord
 
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ class PartInputs(NamedTuple):
     model: nn.Module
     inputs: ModelInputs
     origin: str
+
+
+class FoundGeneration(NamedTuple):
+    """A generation file that names a part."""
+
+    path: Path
+    record: GenerationFile
 
 
 def make_part_inputs(
@@ -50,8 +57,8 @@ def make_part_inputs(
     from modelexport.source.generation_inputs import make_generation_inputs
 
     inputs, origin = make_generation_inputs(source, wanted, seed)
-    file = find_generation_file(path)
-    longest = None if file is None else read_generation(file).max_cache_length
+    found = find_generation(path)
+    longest = None if found is None else found.record.max_cache_length
     split = split_model(
         source.model,  # type: ignore[arg-type]  # make_generation_inputs has checked it
         widen_inputs(inputs),
@@ -64,15 +71,15 @@ def make_part_inputs(
     raise ArgumentError(f"{source.name} has no part {export.part!r}", hint=f"its parts are {names}")
 
 
-def find_generation_file(path: Path) -> Path | None:
-    """Return the generation file beside a part that names it; None if there is none."""
+def find_generation(path: Path) -> FoundGeneration | None:
+    """Find the generation file beside a part that names it; None if there is none."""
     for candidate in sorted(path.parent.glob("*_generation.json")):
         try:
             record = read_generation(candidate)
         except (FileError, FormatError):
             continue
         if any(part.onnx == path.name for part in record.parts.values()):
-            return candidate
+            return FoundGeneration(candidate, record)
     return None
 
 
@@ -89,14 +96,13 @@ def cache_shapes(path: Path, length: int) -> dict[str, tuple[int, ...]]:
     Raises:
         ArgumentError: There is no generation file, or the part has no cache that grows.
     """
-    file = find_generation_file(path)
-    if file is None:
+    found = find_generation(path)
+    if found is None:
         raise ArgumentError(
             f"no generation file beside {path.name} names it",
             hint="pass the shape of each input with --input-shape",
         )
-    parts = read_generation(file).parts.values()
-    part = next(part for part in parts if part.onnx == path.name)
+    part = next(part for part in found.record.parts.values() if part.onnx == path.name)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, one in part.inputs.items():
         match one.role:

@@ -135,24 +135,25 @@ def convert(
     """
     split = source.with_name(f"split-{target.name}")
     with _calling(f"quantize the model to {to}"):
-        if _separate_initializers(source, split, excluded):
+        proto = onnx.load(source, load_external_data=False)
+        if _separate_initializers(proto, excluded):
+            onnx.save(proto, split)
             source = split
         if to is Target.FLOAT16:
-            _convert_to_half(source, target, excluded, is_large)
+            _convert_to_half(source, proto.graph, target, excluded, is_large)
         else:
             _quantize(source, target, to, excluded, calibration, cache, is_large)
     split.unlink(missing_ok=True)
 
 
-def _separate_initializers(source: Path, target: Path, excluded: Set[str]) -> bool:
-    """Write a model in which no excluded node shares an initializer with another node.
+def _separate_initializers(proto: onnx.ModelProto, excluded: Set[str]) -> bool:
+    """Change a model so that no excluded node shares an initializer with another node.
 
     The tools convert a shared one for both, so that an excluded node would read rounded values.
 
     Returns:
-        Whether there was any, and a model was written.
+        Whether any did.
     """
-    proto = onnx.load(source, load_external_data=False)
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     kept, other = set[str](), set[str]()
     nodes = [node for subgraph in Subgraph(proto.graph) for node in subgraph.nodes]
@@ -167,8 +168,6 @@ def _separate_initializers(source: Path, target: Path, excluded: Set[str]) -> bo
     for node in nodes:
         if node.name in excluded and not copies.keys().isdisjoint(node.input):
             node.input[:] = [copies.get(name, name) for name in node.input]
-    if copies:
-        onnx.save(proto, target)
     return bool(copies)
 
 
@@ -204,10 +203,11 @@ def _quantize(
     quantization.quantize_static(str(source), str(target), Reader(), **options)
 
 
-def _convert_to_half(source: Path, target: Path, excluded: Set[str], is_large: bool) -> None:
+def _convert_to_half(
+    source: Path, graph: onnx.GraphProto, target: Path, excluded: Set[str], is_large: bool
+) -> None:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    graph = onnx.load(source, load_external_data=False).graph
     stored = {tensor.name for tensor in graph.initializer}
     computed = [value.name for value in (*graph.input, *graph.output) if value.name not in stored]
     model = convert_float_to_float16(

@@ -131,7 +131,7 @@ def _write(
     return _make_report(bench, choice, converted, error, retagged)
 
 
-def _doubts(bench: Workbench, choice: Choice) -> Iterator[str]:
+def _limit_notes(bench: Workbench, choice: Choice) -> Iterator[str]:
     """Say that a limit holds on one sample, if the user gave none."""
     if choice.modules and not bench.samples.is_given:
         yield (
@@ -158,7 +158,7 @@ def _make_report(
         calibration=bench.calibration.source if bench.to is Target.INT8_STATIC else None,
         bytes_before=stored_bytes(bench.original),
         bytes_after=stored_bytes(retagged.onnx_path),
-        notes=(*bench.notes, *_doubts(bench, choice)),
+        notes=(*bench.notes, *_limit_notes(bench, choice)),
         hierarchy=retagged.hierarchy,
     )
 

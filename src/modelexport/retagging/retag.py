@@ -107,7 +107,9 @@ def retag(
     """
     target, step = check_output_path(output_path), on_step or (lambda _: None)
     with pause_collector():
-        return _retag(as_path(original), as_path(changed), target, inputs, run, step, doubt=True)
+        return _retag(
+            as_path(original), as_path(changed), target, inputs, run, step, verify_origin=True
+        )
 
 
 def retag_result(
@@ -117,9 +119,9 @@ def retag_result(
     feeds: Mapping[str, Array],
     on_step: Callable[[str], None] = lambda _: None,
 ) -> RetagReport:
-    """Retag what a tool has just made of a file, with no doubt that it did."""
+    """Retag a file that the caller has just made from the original, so its origin is certain."""
     with pause_collector():
-        return _retag(original, changed, target, feeds, True, on_step, doubt=False)
+        return _retag(original, changed, target, feeds, True, on_step, verify_origin=False)
 
 
 def _retag(
@@ -129,7 +131,7 @@ def _retag(
     inputs: StrPath | Mapping[str, Array] | None,
     run: bool,
     step: Callable[[str], None],
-    doubt: bool,
+    verify_origin: bool,
 ) -> RetagReport:
     with ExitStack() as stack:
         step("read the two files")
@@ -141,7 +143,7 @@ def _retag(
         sides, compared = _sides(old_model, old, new, inputs, run, step)
         step("match the nodes")
         anchors = find_anchors(*sides, new_model.tags, old_model.effective_tags)
-        if doubt:
+        if verify_origin:
             _check_descent(*sides, anchors, old.path.name, new.path.name)
         modules = Modules(old_model.modules)
         answers = Filler(*sides, anchors, old_model.effective_tags, new_model.tags, modules).fill()
